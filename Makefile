@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made when needed and again when the dependencies change.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# The tests run in two processes; more threads inside each would only fight for the cores.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check lint bench clean
+
+help:
+	@echo "make demo    learn ten tasks in a row with finetuning, GPM and SGP (about a minute)"
+	@echo "make test    lint, types and all tests"
+	@echo "make check   lint, types and the fast tests, on the core alone"
+	@echo "make bench   speed and memory, side by side"
+	@echo "make clean   remove .venv, caches and builds"
+
+demo: .venv/.with-benchmarks
+	$(BIN)/sgp demo
+
+test: .venv/.with-benchmarks lint
+	$(TEST)
+
+check: .venv/.core lint
+	$(TEST) -m "not slow"
+
+lint: .venv/.core
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.core
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is touched only after pip has finished, so an interrupted install is taken up again. Torch goes first and
+# alone: constraints.txt holds the one version that was tested, and without it pip would take whatever is newest.
+.venv/.core: pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+.venv/.with-benchmarks: .venv/.core
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,benchmarks]"
+	touch $@

@@ -1,0 +1,121 @@
+"""Steps, updates and peak memory, measured side by side: ``python -m bench``.
+
+One table at the end, everything that was measured as JSON. ``OMP_NUM_THREADS`` sets the threads of both
+torch and numpy. On a machine that is busy with something else set it to 1: the small decompositions of an
+update wait for each other's threads at every step, and can take a hundred times as long.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import peak, steps, update
+from bench.row import Row
+
+MEASUREMENTS = ("alexnet", "ppo", "update", "peak")
+
+
+def cpu() -> str:
+    """The processor's model name."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, object]:
+    """Where and when the numbers were taken."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": cpu(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def table(rows: list[Row], where: dict[str, object]) -> Table:
+    """The rows within 80 columns."""
+    day = str(where["date"])[:10]
+    view = Table(
+        title="Side by side: plain, with sgp, and as published",
+        caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}\n"
+        "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
+        "step, updates by the published update, peaks by the first peak.",
+        caption_justify="left",
+    )
+    view.add_column("measured", max_width=24)
+    for column in ("plain", "sgp", "published", "ratio", "publ.", "goal"):
+        view.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        amounts = [_amount(row.amounts.get(way), row.unit) for way in ("plain", "sgp", "published")]
+        style = {True: "green", False: "red", None: ""}[row.met]
+        ratio = f"[{style}]{_ratio(row.ratio)}[/]" if style else _ratio(row.ratio)
+        view.add_row(row.name, *amounts, ratio, _ratio(row.published_ratio), _ratio(row.goal))
+    return view
+
+
+def _amount(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    if unit == "bytes":
+        return f"{value / 2**20:.0f} MiB"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"1/{1 / value:.0f}" if value < 0.2 else f"{value:.2f}"
+
+
+def main() -> None:
+    """Measure and report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="few rounds: sooner, and noisier")
+    parser.add_argument("--out", type=Path, help="write everything that was measured to this JSON file")
+    parser.add_argument("--only", choices=MEASUREMENTS, nargs="+", help="measure only these")
+    arguments = parser.parse_args()
+    wanted = arguments.only or MEASUREMENTS
+    quick = arguments.quick
+
+    progress = Console(stderr=True)
+    rows: list[Row] = []
+    if "alexnet" in wanted:
+        progress.print("AlexNet step ...")
+        rows.append(steps.alexnet_row(rounds=5 if quick else 40))
+    if "ppo" in wanted:
+        progress.print("PPO step ...")
+        rows.append(steps.ppo_row(rounds=3 if quick else 15))
+    if "update" in wanted:
+        progress.print("memory update, mostly the published SVDs ...")
+        rows += update.rows(rounds=1 if quick else 3)
+    if "peak" in wanted:
+        progress.print("peak memory ...")
+        rows += peak.rows(processes=1 if quick else 3)
+
+    where = machine()
+    Console(width=80).print(table(rows, where))
+    if arguments.out is not None:
+        report = where | {"quick": quick, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Times of several ways to do the same thing, taken in turns so that a busy machine slows all alike."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each way in each round."""
+
+    seconds: Mapping[str, list[float]]
+
+    def median(self, name: str) -> float:
+        """The median time of one way."""
+        return median(self.seconds[name])
+
+    def ratio(self, name: str, to: str) -> float:
+        """The median over rounds of how many times as long one way takes as another in the same round."""
+        return median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
+
+
+def take_turns(
+    ways: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1, warm: int = 0
+) -> Times:
+    """Run every way once per round, A B C A B C ..., and keep its time.
+
+    Each turn calls the way `warm` times untimed, so that it finds its own data in the caches as it does in
+    a training loop, then `repeat` times timed; the turn's time is the mean of these.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, run in ways.items():
+            for _ in range(warm):
+                run()
+            start = time.perf_counter()
+            for _ in range(repeat):
+                run()
+            seconds[name].append((time.perf_counter() - start) / repeat)
+    return Times(seconds)

@@ -1,0 +1,22 @@
+"""Scaled gradient projection for any PyTorch model and any optimizer; depends on torch alone."""
+
+from sgp.projection.capacity import Capacity, LayerCapacity
+from sgp.projection.check import Check, LayerCheck
+from sgp.projection.layers import Block, LayerType, register_layer
+from sgp.projection.memory import GradientMemory
+from sgp.projection.optim import Handle
+from sgp.projection.subspace import Numerics, Subspace
+
+__all__ = [
+    "Block",
+    "Capacity",
+    "Check",
+    "GradientMemory",
+    "Handle",
+    "LayerCapacity",
+    "LayerCheck",
+    "LayerType",
+    "Numerics",
+    "Subspace",
+    "register_layer",
+]

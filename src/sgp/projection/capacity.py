@@ -1,0 +1,118 @@
+"""What a memory protects and what it does not, as data and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from sgp.projection.layout import Layout
+from sgp.projection.subspace import Subspace
+
+
+@dataclass(frozen=True)
+class LayerCapacity:
+    """One guarded block.
+
+    Attributes:
+        layer: its name.
+        bases: how many bases it has.
+        dimension: how many it can have: its input dimension, the constant of a protected bias included.
+        blocked: how many have importance 1.
+        free: one minus the mean importance over all dimensions.
+        bytes: what its bases and importances take; a subspace shared between blocks counts with the first.
+        shares: the layer whose subspace this is, if not its own.
+    """
+
+    layer: str
+    bases: int
+    dimension: int
+    blocked: int
+    free: float
+    bytes: int
+    shares: str | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A whole memory.
+
+    Attributes:
+        layers: the guarded blocks, in the model's order.
+        frozen: parameter -> why it does not move after the first task.
+        free: parameter -> why it moves without protection.
+    """
+
+    layers: list[LayerCapacity]
+    frozen: dict[str, str]
+    free: dict[str, str]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all subspaces."""
+        return sum(layer.bytes for layer in self.layers)
+
+
+def capacity_of(
+    layout: Layout, subspaces: Mapping[str, Subspace], dimensions: Mapping[str, tuple[int, int]]
+) -> Capacity:
+    """Sum a memory up; ``dimensions`` has groups and dimension of each guard, for those without bases."""
+    layers = []
+    owner: dict[int, str] = {}
+    for name in layout.guards:
+        groups, dimension = dimensions[name]
+        subspace = subspaces.get(name)
+        if subspace is None:
+            layers.append(LayerCapacity(name, 0, groups * dimension, 0, 1.0, 0))
+            continue
+        first = owner.setdefault(id(subspace), name)
+        layers.append(
+            LayerCapacity(
+                layer=name,
+                bases=int(subspace.rank.sum()),
+                dimension=groups * dimension,
+                blocked=subspace.blocked,
+                free=subspace.free,
+                bytes=subspace.nbytes if first == name else 0,
+                shares=None if first == name else first,
+            )
+        )
+    return Capacity(layers, dict(layout.frozen), dict(layout.free))
+
+
+def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
+    """The memory as a table, then every parameter that it does not protect and why."""
+    table = Table(title=f"GradientMemory after {tasks} task{'s' * (tasks != 1)}", title_justify="left")
+    table.add_column("layer", overflow="fold")
+    for heading in ("bases / dim", "blocked", "free", "bytes"):
+        table.add_column(heading, justify="right")
+    for layer in capacity.layers:
+        size = f"as {layer.shares}" if layer.shares else _bytes(layer.bytes)
+        bases = f"{layer.bases} / {layer.dimension}"
+        table.add_row(layer.layer, bases, str(layer.blocked), f"{layer.free:.1%}", size)
+    table.add_section()
+    table.add_row("total", "", "", "", _bytes(capacity.bytes))
+    console.print(table)
+    for title, names in (
+        ("Frozen after the first task", capacity.frozen),
+        ("Not protected: moves freely, so what it does for old tasks drifts", capacity.free),
+    ):
+        if not names:
+            continue
+        console.print(f"{title}:", style="bold")
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in names.items():
+            by_reason.setdefault(reason, []).append(name)
+        for reason, members in by_reason.items():
+            console.print(f"  {reason}: {', '.join(members)}", markup=False, highlight=False)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -1,0 +1,171 @@
+"""What training has done to a batch since the last update: leak into the protected space, output drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sgp.projection.layout import Guard
+from sgp.projection.protection import Protection
+from sgp.projection.representation import collect, forward_of, no_trace
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One guarded block.
+
+    Attributes:
+        layer: its name.
+        held: share of the energy of this batch's inputs that lies in the block's bases.
+        leak: share of the weight change that lies along bases of importance 1, where nothing may move.
+        drift: |dW x| / |W x| over this batch: how far the change moves the block's output for these inputs.
+    """
+
+    layer: str
+    held: float
+    leak: float
+    drift: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """A batch's outputs now against the reference weights.
+
+    Attributes:
+        drift: relative change of the model's outputs.
+        layers: the same per block.
+    """
+
+    drift: float
+    layers: list[LayerCheck]
+
+    @property
+    def leak(self) -> float:
+        """The largest leak of any block."""
+        return max((layer.leak for layer in self.layers), default=0.0)
+
+    def __str__(self) -> str:
+        lines = [
+            f"outputs drifted by {self.drift:.2e}",
+            f"{'layer':<28} {'held':>8} {'leak':>9} {'drift':>9}",
+        ]
+        for layer in self.layers:
+            lines.append(f"{layer.layer:<28} {layer.held:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
+        return "\n".join(lines)
+
+
+def check(
+    protection: Protection, batch: Any, reference: Mapping[str, Tensor], forward: Callable[[Any], Any] | None
+) -> Check:
+    """Measure one batch against a reference state dict."""
+    model = protection.model
+    guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
+    _refuse_unfit(reference, protection, guards)
+    names = [guard.name for guard in guards]
+    statistics = collect(
+        model,
+        [batch],
+        guards,
+        forward=forward,
+        samples=dict.fromkeys(names),
+        precise=dict.fromkeys(names, True),
+    )
+    run = forward or forward_of(model)
+    present = tensors_of(model)
+    with no_trace(model, ()):
+        now = _outputs(run(batch))
+        try:
+            model.load_state_dict(reference, strict=False)
+            then = _outputs(run(batch))
+        finally:
+            model.load_state_dict(present, strict=False)
+        layers = []
+        for guard in guards:
+            if guard.name not in statistics:
+                continue
+            statistic, subspace = statistics[guard.name], protection.subspaces[guard.name]
+            old = _joint(guard.block.matrix(reference[guard.weight]), guard, reference)
+            new = _joint(
+                guard.block.matrix(protection.parameter(guard.weight).detach()),
+                guard,
+                dict(model.named_parameters()),
+            )
+            change = new - old.to(new.device)
+            blocked = subspace.basis.double() * (subspace.importance == 1).unsqueeze(1)
+            energy = float(statistic.energy().sum())
+            layers.append(
+                LayerCheck(
+                    layer=guard.name,
+                    held=_ratio(float(statistic.energy_through(subspace.basis.mT).sum()), energy),
+                    leak=_ratio(float((change @ blocked.to(change.device)).norm()), float(change.norm())),
+                    drift=_ratio(
+                        float(statistic.energy_through(change).sum()) ** 0.5,
+                        float(statistic.energy_through(old).sum()) ** 0.5,
+                    ),
+                )
+            )
+    moved = (
+        sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
+    )
+    size = sum(float(b.double().square().sum()) for b in then) ** 0.5
+    return Check(_ratio(moved, size), layers)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the tensors in a model's state dict; extra state that is none is left out."""
+    state = model.state_dict()
+    return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _refuse_unfit(
+    reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]
+) -> None:
+    for name in {name for guard in guards for name in guard.parameters}:
+        if name not in reference:
+            raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
+        if reference[name].data_ptr() == protection.parameter(name).data_ptr():
+            raise ValueError(
+                "reference: these are the model's own tensors, which training changes; keep a copy, "
+                "copy.deepcopy(model.state_dict())"
+            )
+
+
+def _joint(matrix: Tensor, guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Weight and protected bias as one matrix in float64. [groups, out, d]"""
+    matrix = matrix.detach().double()
+    if guard.bias is None:
+        return matrix
+    return torch.cat(
+        [matrix, guard.block.vector(parameters[guard.bias].detach()).double().unsqueeze(-1)], dim=-1
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def _outputs(value: Any) -> list[Tensor]:
+    found = list(_tensors(value))
+    if not found:
+        raise TypeError(
+            f"an output of type {type(value).__name__} has no floating point tensor to compare: give "
+            "forward=, which returns tensors, or tuples, lists or dicts of them"
+        )
+    return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All floating point tensors in an output of nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,205 @@
+"""How each layer type shows its input as rows and its parameters as blocks.
+
+A new layer type is one class with the decorator :func:`register_layer`::
+
+    @register_layer(MyLinear)
+    class MyLinearType(LayerType):
+        def blocks(self, module):
+            return [Block(weight="kernel", bias="offset", input_dim=0)]
+
+Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Block:
+    """A slice of a module's parameter that meets one input: the unit that a subspace guards.
+
+    Attributes:
+        weight: name of the parameter inside its module.
+        bias: name of the bias that is added to this block's output, if there is one.
+        input: which of the module's inputs the block multiplies; a key of :meth:`LayerType.inputs`.
+        rows: first row of the slice along dimension 0 and one past its last, for parameters that pack several
+            matrices.
+        bias_rows: the same for the bias; None if it is cut as the weight is.
+        groups: into how many independent matrices dimension 0 is divided.
+        input_dim: the parameter's dimension that meets the input: 1 as in ``nn.Linear``, or 0.
+    """
+
+    weight: str
+    bias: str | None = None
+    input: str = "input"
+    rows: tuple[int, int | None] = (0, None)
+    bias_rows: tuple[int, int | None] | None = None
+    groups: int = 1
+    input_dim: int = 1
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """The block of a weight, or of its like, as matrices [groups, out, inputs]: a view where possible."""
+        if self.input_dim == 0:
+            return weight.flatten(1).mT.unsqueeze(0)
+        part = weight[slice(*self.rows)]
+        return part.reshape(self.groups, part.shape[0] // self.groups, -1)
+
+    def vector(self, bias: Tensor) -> Tensor:
+        """The block of its bias: [groups, out]."""
+        return bias[slice(*(self.bias_rows or self.rows))].reshape(self.groups, -1)
+
+    def write(self, weight: Tensor, matrix: Tensor) -> None:
+        """Put matrices [groups, out, inputs] back where :meth:`matrix` took them from."""
+        if self.input_dim == 0:
+            weight.copy_(matrix.squeeze(0).mT.reshape(weight.shape))
+        else:
+            part = weight[slice(*self.rows)]
+            part.copy_(matrix.reshape(part.shape))
+
+
+class LayerType:
+    """What must be known of a layer type: its blocks, its inputs, and how an input unfolds into rows.
+
+    The two last have defaults that suit every layer that multiplies the last dimension of its first argument.
+    """
+
+    # Whether the layer computes x W^T by torch.nn.functional.linear and nothing else, which the input side
+    # needs.
+    is_linear = False
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        """The blocks of a module's parameters."""
+        raise NotImplementedError
+
+    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        """The inputs of one call by name, each with the samples along dimension 0."""
+        input = args[0] if args else kwargs["input"]
+        return {"input": input.unsqueeze(0) if input.dim() == 1 else input}
+
+    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+        """An input as the rows that the weight multiplies: [groups, n, inputs]."""
+        return input.reshape(1, -1, input.shape[-1])
+
+
+T = TypeVar("T", bound=type[LayerType])
+_LAYER_TYPES: dict[type[nn.Module], LayerType] = {}
+
+
+def register_layer(*modules: type[nn.Module]) -> Callable[[T], T]:
+    """Class decorator: serve these module types and their subclasses by the decorated :class:`LayerType`."""
+
+    def register(layer_type: T) -> T:
+        for module in modules:
+            _LAYER_TYPES[module] = layer_type()
+        return layer_type
+
+    return register
+
+
+def layer_type_of(module: nn.Module) -> LayerType | None:
+    """The entry that serves a module, or None."""
+    for cls in type(module).__mro__:
+        if cls in _LAYER_TYPES:
+            return _LAYER_TYPES[cls]
+    return None
+
+
+@register_layer(nn.Linear)
+class LinearType(LayerType):
+    """``nn.Linear`` with any leading dimensions."""
+
+    is_linear = True
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        return [Block("weight", "bias")]
+
+
+@register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+class ConvType(LayerType):
+    """Convolutions: the rows are the patches under the kernel, one block per group."""
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        return [Block("weight", "bias", groups=module.groups)]
+
+    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        input = args[0] if args else kwargs["input"]
+        is_single = input.dim() == len(module.kernel_size) + 1
+        return {"input": input.unsqueeze(0) if is_single else input}
+
+    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        spatial = len(module.kernel_size)
+        # PyTorch's own resolution of numbers, "same" and "valid" into pads of every side, which is fixed when
+        # the layer is made; with zeros it reads ``padding`` at every call, and people do change that.
+        pads = module._reversed_padding_repeated_twice
+        if module.padding_mode == "zeros" and not isinstance(module.padding, str):
+            pads = [pad for pad in reversed(module.padding) for _ in range(2)]
+        if any(pads):
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            input = F.pad(input, list(pads), mode=mode)
+        patches = input
+        for axis in range(spatial):
+            size, step, gap = module.kernel_size[axis], module.stride[axis], module.dilation[axis]
+            patches = patches.unfold(2 + axis, gap * (size - 1) + 1, step)[..., ::gap]
+        # [n, channels, *positions, *kernel] -> [groups, n * positions, channels / groups * kernel]
+        n, channels = patches.shape[:2]
+        patches = patches.reshape(n, module.groups, channels // module.groups, *patches.shape[2:])
+        positions = tuple(range(3, 3 + spatial))
+        kernel = tuple(range(3 + spatial, 3 + 2 * spatial))
+        width = channels // module.groups
+        for size in module.kernel_size:
+            width *= size
+        return patches.permute(1, 0, *positions, 2, *kernel).reshape(module.groups, -1, width)
+
+
+@register_layer(nn.MultiheadAttention)
+class MultiheadAttentionType(LayerType):
+    """``nn.MultiheadAttention``: query, key, value and output projection.
+
+    The three input projections share one subspace as long as they read the same tensor, as in self-attention.
+    """
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        assert isinstance(module, nn.MultiheadAttention)
+        width = module.embed_dim
+        packed = module._qkv_same_embed_dim
+        blocks = []
+        for i, name in enumerate(("query", "key", "value")):
+            weight = "in_proj_weight" if packed else f"{name[0]}_proj_weight"
+            third = (i * width, (i + 1) * width)  # the bias is packed even where the weights are not
+            blocks.append(
+                Block(
+                    weight, "in_proj_bias", input=name, rows=third if packed else (0, None), bias_rows=third
+                )
+            )
+        return [*blocks, Block("out_proj.weight", "out_proj.bias", input="attended")]
+
+    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        assert isinstance(module, nn.MultiheadAttention)
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        # The output projection multiplies what attention gives; an identity in its place shows that.
+        weight = module.out_proj.weight
+        identity: dict[str, Tensor] = {
+            "out_proj.weight": torch.eye(*weight.shape, dtype=weight.dtype, device=weight.device)
+        }
+        if module.out_proj.bias is not None:
+            identity["out_proj.bias"] = torch.zeros_like(module.out_proj.bias)
+        attended = torch.func.functional_call(module, identity, args, kwargs)[0]
+        tensors = {name: named[name] for name in ("query", "key", "value")} | {"attended": attended}
+        if attended.dim() == 2:  # one sequence without a batch dimension
+            views = {id(tensor): tensor.unsqueeze(0) for tensor in tensors.values()}
+        elif module.batch_first:
+            return tensors
+        else:
+            views = {id(tensor): tensor.transpose(0, 1) for tensor in tensors.values()}
+        # One view per tensor, so that what was the same tensor before still is.
+        return {name: views[id(tensor)] for name, tensor in tensors.items()}

@@ -1,0 +1,249 @@
+"""Which parameters of a model are guarded, by which blocks, and why the others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import UninitializedParameter
+
+from sgp.projection.layers import Block, LayerType, layer_type_of
+
+BiasRule = Literal["protect", "freeze"]
+
+GUARDED_BIAS = "bias of a guarded layer"
+LONE_BIAS = "bias of a layer whose weight is not guarded"
+
+_Key = tuple[int, tuple[int, int | None], int]  # a block by its parameter, slice and side
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a guard's input is seen: a module and the name of one of its inputs."""
+
+    module: str
+    input: str
+
+
+@dataclass
+class Guard:
+    """A block in its place in the model.
+
+    Attributes:
+        name: the module's name, with the input's name behind a colon where the module has several blocks.
+        block: the slice of the parameter.
+        layer_type: how the module shows its input.
+        weight: qualified name of the parameter.
+        bias: qualified name of the bias that is protected together with the weight; None if there is none or
+            it is frozen.
+        sources: the inputs to gather; more than one where a weight is tied between modules.
+    """
+
+    name: str
+    block: Block
+    layer_type: LayerType
+    weight: str
+    bias: str | None
+    sources: list[Source]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters that change together."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass
+class Layout:
+    """A model's parameters, sorted by what happens to them.
+
+    Attributes:
+        guards: the blocks by name.
+        frozen: parameter -> why it does not move after the first task.
+        free: parameter, or running statistic -> why it moves without protection.
+        statistics: names of modules whose running statistics are frozen with the rest.
+    """
+
+    guards: dict[str, Guard] = field(default_factory=dict)
+    frozen: dict[str, str] = field(default_factory=dict)
+    free: dict[str, str] = field(default_factory=dict)
+    statistics: list[str] = field(default_factory=list)
+
+
+def matches(name: str, patterns: Iterable[str]) -> str | None:
+    """The first pattern that fits a qualified name or one of the modules that it lies in."""
+    parts = name.split(".")
+    ancestry = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    return next((p for p in patterns if any(fnmatchcase(prefix, p) for prefix in ancestry)), None)
+
+
+def check_patterns(model: nn.Module, patterns: Iterable[str], what: str, also: Iterable[str] = ()) -> None:
+    """Refuse a pattern that fits nothing, unless it starts with the name of a module that is empty as yet."""
+    modules = {name for name, _ in model.named_modules()}
+    names = modules | {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(also)
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        literal = pattern.split("*")[0].split("?")[0].split("[")[0].rstrip(".")
+        if literal and literal in modules:
+            continue
+        known = ", ".join(sorted(name for name in modules if name)[:12])
+        raise ValueError(
+            f"{what}: the pattern {pattern!r} matches no module or parameter; the model has {known}"
+        )
+
+
+def layout_of(
+    model: nn.Module, *, exclude: Sequence[str], bias: BiasRule, rest: Literal["freeze", "free"], strict: bool
+) -> Layout:
+    """Sort a model's parameters.
+
+    Raises:
+        TypeError: a weight is parametrized, or ``strict`` and a layer type is not known.
+    """
+    layout = Layout()
+    canonical = {id(p): name for name, p in model.named_parameters()}
+    strangers = _uses_by_unknown_types(model, exclude)
+    guarded: dict[_Key, Guard] = {}
+    own_biases: dict[_Key, set[str | None]] = {}
+    bias_users: dict[tuple[str, tuple[int, int | None]], set[_Key]] = {}
+    reasons: dict[str, str] = {}  # of biases
+    shared: dict[str, str] = {}  # weight -> unknown layer type that has it too
+
+    for module_name, module in model.named_modules():
+        layer_type = layer_type_of(module)
+        if layer_type is None or matches(module_name, exclude):
+            continue
+        blocks = layer_type.blocks(module)
+        for block, name in zip(blocks, _names(module_name or "(model)", blocks), strict=True):
+            weight = _parameter(module, block.weight, module_name)
+            offset = _parameter(module, block.bias, module_name) if block.bias else None
+            if weight is None:
+                continue
+            key = (id(weight), block.rows, block.input_dim)
+            weight_name = canonical[id(weight)]
+            bias_name = None if offset is None else canonical[id(offset)]
+            if bias_name is not None:
+                bias_users.setdefault((bias_name, block.bias_rows or block.rows), set()).add(key)
+            if not weight.requires_grad or matches(weight_name, exclude) or id(weight) in strangers:
+                if id(weight) in strangers:
+                    shared[weight_name] = strangers[id(weight)]
+                if bias_name is not None:
+                    reasons.setdefault(bias_name, LONE_BIAS)
+                continue
+            own_biases.setdefault(key, set()).add(bias_name)
+            source = Source(module_name, block.input)
+            if key in guarded:
+                guarded[key].sources.append(source)
+                continue
+            protect = bias == "protect" and offset is not None and offset.requires_grad
+            protect = protect and bias_name is not None and not matches(bias_name, exclude)
+            guard = Guard(name, block, layer_type, weight_name, bias_name if protect else None, [source])
+            guarded[key] = layout.guards[name] = guard
+
+    for key, guard in guarded.items():
+        weight_id, rows, input_dim = key
+        is_tied = len(own_biases[key]) > 1 or (weight_id, rows, 1 - input_dim) in guarded
+        biases = {name for name in own_biases[key] if name is not None}
+        is_shared = any(name in biases and len(users) > 1 for (name, _), users in bias_users.items())
+        # One weight with two biases, or met from both sides, has no joint change to project, and a bias of
+        # two weights has two: such biases stay put.
+        if is_tied or is_shared:
+            guard.bias = None
+        why = "tied weight" if is_tied else "shared" if is_shared else "bias"
+        reasons |= dict.fromkeys(biases, f"{GUARDED_BIAS}, frozen ({why})")
+
+    _sort_the_rest(model, layout, exclude=exclude, rest=rest, strict=strict, reasons=reasons, shared=shared)
+    return layout
+
+
+def _uses_by_unknown_types(model: nn.Module, exclude: Sequence[str]) -> dict[int, str]:
+    """Parameters that layers of unknown types have, by id, with the type's name."""
+    return {
+        id(parameter): type(module).__name__
+        for name, module in model.named_modules()
+        if layer_type_of(module) is None and not matches(name, exclude)
+        for parameter in module.parameters(recurse=False)
+    }
+
+
+def _names(module_name: str, blocks: Sequence[Block]) -> list[str]:
+    """A name for each block: its module's, and behind a colon what tells it from the module's others."""
+    if len(blocks) == 1:
+        return [module_name]
+    tails = [block.input for block in blocks]
+    if len(set(tails)) < len(tails):
+        tails = [block.weight for block in blocks]
+    if len(set(tails)) < len(tails):
+        tails = [f"{block.weight}[{block.rows[0]}:{block.rows[1] or ''}]" for block in blocks]
+    return [f"{module_name}:{tail}" for tail in tails]
+
+
+def _sort_the_rest(
+    model: nn.Module,
+    layout: Layout,
+    *,
+    exclude: Sequence[str],
+    rest: Literal["freeze", "free"],
+    strict: bool,
+    reasons: dict[str, str],
+    shared: dict[str, str],
+) -> None:
+    """Say of each parameter that no guard holds what happens to it and why."""
+    held = {name for guard in layout.guards.values() for name in guard.parameters}
+    for name, parameter in model.named_parameters():
+        if name in held:
+            continue
+        owner = model.get_submodule(name.rpartition(".")[0])
+        is_norm = isinstance(owner, _NormBase) or "norm" in type(owner).__name__.lower()
+        if pattern := matches(name, exclude):
+            layout.free[name] = f"excluded by {pattern!r}"
+        elif not parameter.requires_grad:
+            layout.frozen[name] = "not trained (requires_grad is False)"
+        elif reasons.get(name, "").startswith(GUARDED_BIAS):
+            layout.frozen[name] = reasons[name]
+        elif name in reasons or is_norm:
+            (layout.frozen if rest == "freeze" else layout.free)[name] = reasons.get(name, "norm")
+        else:
+            kind = shared.get(name, type(owner).__name__)
+            if strict:
+                raise TypeError(
+                    f"parameter {name!r}: the layer type {kind} is not known (strict=True). Register it with "
+                    "sgp.register_layer, or exclude it"
+                )
+            why = f"unsupported layer type {kind}" + (", which shares it" if name in shared else "")
+            (layout.frozen if rest == "freeze" else layout.free)[name] = why
+    for name, module in model.named_modules():
+        if not isinstance(module, _NormBase) or module.running_mean is None:
+            continue
+        pattern = matches(name, exclude)
+        if rest == "freeze" and not pattern:
+            layout.statistics.append(name)
+            continue
+        why = f"running statistics, {f'excluded by {pattern!r}' if pattern else 'norm'}"
+        layout.free |= {f"{name}.{leaf}": why for leaf in ("running_mean", "running_var")}
+
+
+def _parameter(module: nn.Module, name: str, module_name: str) -> nn.Parameter | None:
+    """A parameter of a module by its dotted name; None where the module has none of that name."""
+    owner_name, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    if leaf in getattr(owner, "parametrizations", {}) or (
+        leaf not in owner._parameters and hasattr(owner, leaf)
+    ):
+        value = getattr(owner, leaf)
+        if value is None:
+            return None
+        raise TypeError(
+            f"layer {module_name!r}: its {name} is parametrized, so a step changes it through other "
+            "parameters and cannot be projected. Remove the parametrization, or exclude the layer"
+        )
+    value = owner._parameters.get(leaf)
+    if isinstance(value, UninitializedParameter):
+        raise TypeError(
+            f"layer {module_name!r} is lazy and has no weights yet: run a batch through the model first"
+        )
+    return value

@@ -1,0 +1,511 @@
+"""GradientMemory: the subspaces of a whole model, and everything a user does with them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sgp.projection import storage
+from sgp.projection.capacity import Capacity, capacity_of, print_table
+from sgp.projection.check import Check, check, tensors_of
+from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
+from sgp.projection.optim import ROADS, Handle, Road, warn_if_inexact
+from sgp.projection.protection import Protection
+from sgp.projection.representation import collect
+from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
+from sgp.projection.subspace import Numerics, Subspace
+
+Threshold = float | Callable[[int], float]
+Preset = Literal["paper", "reference", "corrected"]
+
+# What the text says and what is right are the same inside an update; they part in the benchmarks around it.
+PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
+    "paper": (Numerics(), "protect"),
+    "reference": (Numerics(first_rank="one-less", truncation="after", orthogonalise=False), "freeze"),
+    "corrected": (Numerics(), "protect"),
+}
+# Statistics of as many layers are gathered in one pass over the data as fit in this.
+DEFAULT_BUDGET = 2 * 2**30
+# A layer whose mean importance exceeds this can hardly learn any more.
+NEARLY_FULL = 0.95
+
+V = TypeVar("V")
+
+
+class GradientMemory:
+    """Learn the next task without losing the last one: scaled gradient projection (Saha & Roy, AAAI 2023).
+
+    After each task :meth:`update` finds the directions that the inputs of each layer span, and how much each
+    matters. Attached to an optimizer, the memory scales every later step along them by one minus that
+    importance::
+
+        memory = sgp.GradientMemory(model, threshold=0.97, alpha=10, exclude=["heads.*"])
+        memory.attach(optimizer)
+        for task in tasks:
+            train(model, optimizer, task)
+            memory.update(task.loader)
+
+    The model is not wrapped or changed in any way, and no data are kept.
+
+    Args:
+        model: any module. Linear and convolution layers, ``nn.MultiheadAttention`` and every type given to
+            :func:`sgp.register_layer` are protected.
+        threshold: epsilon_th, the share of each layer's input energy that the bases must hold, in (0, 1]; or
+            a function of the task's index (from 0) that gives it; or a dict of either by pattern on layer
+            names, of which the first that matches counts. How many samples an update uses matters as much as
+            this, so there is no default.
+        alpha: scale coefficient of Eq. 2, at least 0. Larger protects more; ``math.inf`` is GPM exactly.
+        exclude: patterns (as in ``fnmatch``) on qualified module and parameter names that are left free, such
+            as the heads of single tasks.
+        bias: ``"protect"`` treats a bias as the weight of one more input that is always 1, ``"freeze"`` keeps
+            it after the first task. None is the preset's.
+        rest: what happens to all other parameters (norm layers, unknown layer types) and to running
+            statistics after the first task: ``"freeze"`` or ``"free"``.
+        strict: refuse a model with a layer type that is not known, instead of reporting it.
+        preset: ``"paper"`` is the text, ``"reference"`` the published code with its quirks, ``"corrected"``
+            what is right.
+        numerics: single choices of the preset, if wanted otherwise.
+        anchor: keep a copy of the model's weights at each update for :meth:`check` to compare with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        threshold: Threshold | Mapping[str, Threshold],
+        alpha: float = 10.0,
+        exclude: Sequence[str] = (),
+        bias: BiasRule | None = None,
+        rest: Literal["freeze", "free"] = "freeze",
+        strict: bool = False,
+        preset: Preset = "paper",
+        numerics: Numerics | None = None,
+        anchor: bool = True,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if isinstance(exclude, str):
+            raise TypeError(f"exclude must be a list of patterns: [{exclude!r}]")
+        if not isinstance(alpha, int | float) or math.isnan(alpha) or alpha < 0:
+            raise ValueError(f"alpha must be a number of at least 0, or math.inf for GPM; got {alpha!r}")
+        _one_of("preset", preset, PRESETS)
+        _one_of("bias", bias, (None, "protect", "freeze"))
+        _one_of("rest", rest, ("freeze", "free"))
+        for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
+            if not callable(value):
+                _check_threshold(value, "threshold")
+        # A compiled model is a wrapper; names, hooks and weights are those of the module inside.
+        model = getattr(model, "_orig_mod", model)
+        self.threshold = threshold
+        self.alpha = float(alpha)
+        self.exclude = tuple(exclude)
+        self.bias: BiasRule = bias or PRESETS[preset][1]
+        self.rest = rest
+        self.strict = strict
+        self.numerics = numerics or PRESETS[preset][0]
+        self._keep_anchor = anchor
+        self._anchor: dict[str, Tensor] | None = None
+        check_patterns(model, self.exclude, "exclude")
+        layout = self._scan(model)
+        for argument in (threshold,):
+            if isinstance(argument, Mapping):
+                check_patterns(model, argument, "threshold", layout.guards)
+        self._protection = Protection(model, layout)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is protected."""
+        return self._protection.model
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the memory holds."""
+        return self._protection.tasks
+
+    @property
+    def subspaces(self) -> dict[str, Subspace]:
+        """Bases and importances by layer."""
+        return dict(self._protection.subspaces)
+
+    def attach(self, optimizer: Optimizer, *, road: Road = "auto") -> Handle:
+        """Project every later step of an optimizer.
+
+        Any ``torch.optim.Optimizer`` will do; it is not wrapped. Attaching again, or a new optimizer for each
+        task, is fine, and costs nothing before the first update.
+
+        Args:
+            optimizer: holds parameters of the model; groups may be added later.
+            road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step;
+                ``"applied"`` always projects what was applied; ``"gradient"`` projects the gradient, exact or
+                not. With gradient clipping the roads differ: ``"applied"`` and ``"gradient"`` clip what is
+                not projected yet, ``"input"`` (which ``"auto"`` may take for plain SGD) clips what is.
+
+        Returns:
+            A handle that tells the roads taken and detaches.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        _one_of("road", road, ROADS)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        ours = {id(p): p for p in self.model.parameters() if id(p) in held}
+        if not ours:
+            raise ValueError(
+                "the optimizer holds none of the model's parameters: it was built for another model, or "
+                "before this one's parameters were replaced"
+            )
+        warn_if_inexact(optimizer, road)
+        half = sum(4 * p.numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
+        if half:
+            warnings.warn(
+                "the model has 16-bit weights: the handle keeps a float32 master of those it guards (up "
+                f"to {half / 1e6:.1f} MB), since the rounding of a step would leak",
+                stacklevel=2,
+            )
+        for handle in self._protection.handles():
+            if handle.holds(optimizer):
+                handle.detach()
+        handle = Handle(self._protection, optimizer, road)
+        self._protection.add(handle)
+        return handle
+
+    def update(
+        self,
+        batches: Iterable[Any],
+        *,
+        samples: int | Mapping[str, int] | None = None,
+        forward: Callable[[Any], Any] | None = None,
+        budget: int = DEFAULT_BUDGET,
+        allow_unattached: bool = False,
+    ) -> None:
+        """Add the task that was just learned: bases and importances from the inputs of its layers.
+
+        The model runs in eval mode without gradients and is left as it was: flags, running statistics, random
+        state. All layers are computed before any is stored, so an update that fails changes nothing.
+
+        Args:
+            batches: a DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input,
+                or a dict that is passed as keywords.
+            samples: how many inputs to use, of shuffled data; a dict of numbers by pattern on layer names
+                gives each layer its own. None uses all, in constant memory.
+            forward: runs one batch through the model, for batches of any other kind.
+            budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
+                more passes.
+            allow_unattached: go on though weights were changed by an optimizer that is not attached.
+        """
+        protection = self._protection
+        protection.statistics.restore()
+        check_patterns(self.model, self.exclude, "exclude")
+        layout = self._scan(self.model)
+        guards = layout.guards
+        thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
+        limits = self._limits(samples, guards)
+        if not allow_unattached:
+            self._refuse_unattached()
+
+        passes = list(_passes(self.model, guards.values(), budget))
+        if len(passes) > 1 and iter(batches) is batches:
+            raise ValueError(
+                f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
+                f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
+            )
+        subspaces = protection.subspaces.copy()
+        reached: set[str] = set()
+        for members in passes:
+            statistics = collect(
+                self.model,
+                batches,
+                members,
+                forward=forward,
+                samples=limits,
+                precise={guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members},
+            )
+            reached |= statistics.keys()
+            subspaces |= self._grown(statistics, thresholds)
+        if not reached:
+            raise ValueError(
+                "none of the protected layers saw an input: is this the model that the batches run through?"
+            )
+        _warn_of_unreached([name for name in guards if name not in reached])
+        _warn_of_full({name: subspaces[name] for name in guards if name in reached})
+
+        protection.store(
+            protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces}
+        )
+        self._mark()
+        for handle in protection.handles():
+            handle.refresh(grown=True)
+
+    def capacity(self) -> Capacity:
+        """What is protected and how much room is left, as data."""
+        layout, dimensions = self._protection.layout, {}
+        for name, guard in layout.guards.items():
+            dimensions[name] = _dimensions(self.model, guard)
+        return capacity_of(layout, self._protection.subspaces, dimensions)
+
+    def summary(self, console: Console | None = None) -> None:
+        """Print a table of what is protected, and name every parameter that is not, with the reason."""
+        print_table(self.capacity(), self.tasks, console or Console())
+
+    def check(
+        self,
+        batch: Any,
+        *,
+        forward: Callable[[Any], Any] | None = None,
+        reference: Mapping[str, Tensor] | None = None,
+    ) -> Check:
+        """How training since the last update has changed what the model does with a batch.
+
+        Args:
+            batch: any batch that :meth:`update` would take.
+            forward: as in :meth:`update`.
+            reference: a ``state_dict`` of the model to compare with, instead of the weights as of the last
+                update.
+        """
+        if self.tasks == 0:
+            raise RuntimeError("there is nothing to check before the first update")
+        reference = reference or self._anchor
+        if reference is None:
+            raise RuntimeError(
+                "the weights as of the last update are not here (anchor=False, or the memory was loaded "
+                "into a model that has trained on): pass reference=, a state_dict of the model"
+            )
+        return check(self._protection, batch, reference, forward)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the memory knows, as tensors and plain values."""
+        protection = self._protection
+        shared: dict[int, dict[str, Any]] = {}
+        for name, subspace in protection.subspaces.items():
+            entry = shared.setdefault(
+                id(subspace),
+                {
+                    "layers": [],
+                    "basis": subspace.basis,
+                    "importance": subspace.importance,
+                    "rank": subspace.rank,
+                },
+            )
+            entry["layers"].append(name)
+        return {
+            "format": storage.FORMAT,
+            "tasks": protection.tasks,
+            "subspaces": list(shared.values()),
+            "statistics": protection.statistics.state_dict(),
+            "fingerprints": dict(protection.fingerprints),
+            "trained": sorted(protection.trained),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`.
+
+        Raises:
+            ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
+                changed then.
+        """
+        layout = self._scan(self.model)
+        subspaces: dict[str, Subspace] = {}
+        for entry in state["subspaces"]:
+            subspace = Subspace(entry["basis"].clone(), entry["importance"].clone(), entry["rank"].clone())
+            for name in entry["layers"]:
+                guard = layout.guards.get(name)
+                if guard is None:
+                    known = ", ".join(layout.guards)
+                    raise ValueError(
+                        f"layer {name!r} of the saved memory is not in the model, which has {known}"
+                    )
+                _check_fit(name, subspace, _dimensions(self.model, guard), guard)
+                subspaces[name] = subspace
+        protection = self._protection
+        protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
+        protection.store(
+            int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces}
+        )
+        protection.fingerprints = {name: int(value) for name, value in state["fingerprints"].items()}
+        protection.trained = set(state["trained"])
+        same = protection.fingerprint(protection.fingerprints) == protection.fingerprints
+        self._anchor = self._copy_of_weights() if same and protection.tasks else None
+        for handle in protection.handles():
+            handle.refresh(grown=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the memory to a safetensors file, whole or not at all."""
+        storage.write(path, self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Read what :meth:`save` wrote. Nothing in the file is executed; a damaged one changes nothing."""
+        self.load_state_dict(storage.read(path))
+
+    def __repr__(self) -> str:
+        layers = len(self._protection.layout.guards)
+        return (
+            f"GradientMemory({layers} layers, {self.tasks} tasks, threshold={self.threshold!r}, "
+            f"alpha={self.alpha:g})"
+        )
+
+    def _scan(self, model: nn.Module) -> Layout:
+        layout = layout_of(model, exclude=self.exclude, bias=self.bias, rest=self.rest, strict=self.strict)
+        if not layout.guards:
+            raise ValueError(
+                "the model has no layer to protect: every layer is excluded, not trained, or of a type "
+                "that is not known (give it to sgp.register_layer)"
+            )
+        return layout
+
+    def _threshold(self, guard: Guard) -> float:
+        value = self.threshold
+        if isinstance(value, Mapping):
+            found = _by_pattern(value, guard)
+            if found is None:
+                raise ValueError(
+                    f"threshold: no pattern matches the layer {guard.name!r}; add one, such as '*'"
+                )
+            value = found
+        return _check_threshold(
+            value(self.tasks) if callable(value) else value, f"threshold of layer {guard.name!r}"
+        )
+
+    def _limits(
+        self, samples: int | Mapping[str, int] | None, guards: Mapping[str, Guard]
+    ) -> dict[str, int | None]:
+        if isinstance(samples, Mapping):
+            check_patterns(self.model, samples, "samples", guards)
+        limits: dict[str, int | None] = {}
+        for name, guard in guards.items():
+            limit = _by_pattern(samples, guard) if isinstance(samples, Mapping) else samples
+            if limit is not None and limit < 1:
+                raise ValueError(f"samples of layer {name!r} must be at least 1, got {limit}")
+            limits[name] = limit
+        return limits
+
+    def _grown(
+        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float]
+    ) -> dict[str, Subspace]:
+        """New subspaces; guards that share statistic, bases and threshold go on sharing."""
+        results: dict[tuple[int, int, float], Subspace] = {}
+        grown = {}
+        for name, statistic in statistics.items():
+            old = self._protection.subspaces.get(name)
+            key = (id(statistic), id(old), thresholds[name])
+            if key not in results:
+                start = old or Subspace.empty(statistic.groups, statistic.dimension)
+                if (start.groups, start.dimension) != (statistic.groups, statistic.dimension):
+                    raise ValueError(
+                        f"layer {name!r} has changed: its inputs have {statistic.groups} x "
+                        f"{statistic.dimension} dimensions, its bases {start.groups} x {start.dimension}"
+                    )
+                results[key] = start.grow(
+                    statistic, threshold=thresholds[name], alpha=self.alpha, numerics=self.numerics
+                )
+            grown[name] = results[key]
+        return grown
+
+    def _refuse_unattached(self) -> None:
+        """An update after training that nobody projected would promise what is lost already."""
+        protection = self._protection
+        now = protection.fingerprint(
+            name for name in protection.fingerprints if name not in protection.trained
+        )
+        for guard in protection.active():
+            for name in guard.parameters:
+                if name in now and now[name] != protection.fingerprints[name]:
+                    raise RuntimeError(
+                        f"layer {guard.name!r} was trained by an optimizer that is not attached, so older "
+                        "tasks were not protected: call memory.attach(optimizer) before training, or "
+                        "update(..., allow_unattached=True)"
+                    )
+
+    def _mark(self) -> None:
+        """Note the weights as they are at an update."""
+        protection = self._protection
+        names = {name for guard in protection.active() for name in guard.parameters}
+        protection.fingerprints = protection.fingerprint(sorted(names))
+        protection.trained.clear()
+        self._anchor = self._copy_of_weights()
+
+    def _copy_of_weights(self) -> dict[str, Tensor] | None:
+        if not self._keep_anchor:
+            return None
+        return tensors_of(self.model)
+
+
+def _one_of(name: str, value: object, choices: Iterable[object]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def _check_threshold(value: Any, what: str) -> float:
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"{what} must be in (0, 1], got {value!r}")
+    return float(value)
+
+
+def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
+    """The value of the first pattern that matches a layer."""
+    for pattern, value in values.items():
+        if matches(guard.name, [pattern]) or matches(guard.weight, [pattern]):
+            return value
+    return None
+
+
+def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
+    """Groups, and input dimension with the constant of a protected bias."""
+    groups, _, inputs = guard.block.matrix(model.get_parameter(guard.weight)).shape
+    return groups, inputs + (guard.bias is not None)
+
+
+def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[list[Guard]]:
+    """Guards in lots whose Gram matrices fit in a budget together; one that does not fit alone goes alone."""
+    lot: list[Guard] = []
+    used = 0
+    for guard in guards:
+        groups, dimension = _dimensions(model, guard)
+        size = 8 * groups * dimension**2
+        if lot and used + size > budget:
+            yield lot
+            lot, used = [], 0
+        lot.append(guard)
+        used += size
+    yield lot
+
+
+def _check_fit(name: str, subspace: Subspace, expected: tuple[int, int], guard: Guard) -> None:
+    found = (subspace.groups, subspace.dimension)
+    k = subspace.basis.shape[2]
+    if subspace.importance.shape != (found[0], k) or subspace.rank.shape != (found[0],):
+        raise ValueError(
+            f"layer {name!r} of the saved memory is damaged: bases and importances differ in number"
+        )
+    if found != expected:
+        hint = "" if guard.bias is None and found[1] != expected[1] + 1 else " (a protected bias adds one)"
+        raise ValueError(
+            f"layer {name!r}: the saved memory has {found[0]} x {found[1]} input dimensions, the model "
+            f"{expected[0]} x {expected[1]}{hint}"
+        )
+
+
+def _warn_of_unreached(names: list[str]) -> None:
+    if names:
+        warnings.warn(
+            f"no input reached {', '.join(names)} in this update, so nothing of this task is protected "
+            "there; exclude what is not meant to be protected",
+            stacklevel=3,
+        )
+
+
+def _warn_of_full(subspaces: Mapping[str, Subspace]) -> None:
+    for name, subspace in subspaces.items():
+        if 1 - subspace.free > NEARLY_FULL:
+            warnings.warn(
+                f"layer {name!r} is {1 - subspace.free:.1%} blocked and can hardly learn any more: a lower "
+                "threshold or alpha, fewer samples or a wider layer leave more room",
+                stacklevel=3,
+            )

@@ -1,0 +1,335 @@
+"""What happens at ``optimizer.step()``.
+
+Three roads lead to the same weights where they are open:
+
+- ``applied``: keep the weights, let the optimizer step, project the difference. Exact for every optimizer,
+  since nothing needs to be known of it; with Adam this is the paper's Adam-GP (Algorithm 2).
+- ``gradient``: project the gradient before the step. Exact where the step is linear in the gradients: SGD
+  without weight decay, with or without momentum.
+- ``input``: as ``gradient``, but the gradient is already made from projected inputs (see ``input_side``).
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from sgp.projection.layout import Guard
+from sgp.projection.subspace import Subspace
+
+if TYPE_CHECKING:
+    from sgp.projection.protection import Protection
+
+Road = Literal["auto", "applied", "gradient", "input"]
+ROADS = ("auto", "applied", "gradient", "input")
+# A momentum buffer with less than this share along blocked directions has been projected.
+PROJECTED = 1e-4
+
+
+class Handle:
+    """A memory attached to an optimizer. ``detach()`` ends it; so does the end of the optimizer.
+
+    Attributes:
+        reason: why a layer is not on a cheaper road, by layer, as of its last step.
+    """
+
+    def __init__(self, protection: Protection, optimizer: Optimizer, road: Road) -> None:
+        self.wanted = road
+        self.reason: dict[str, str] = {}
+        self._protection = protection
+        self._optimizer = weakref.ref(optimizer)
+        # An optimizer that is dropped without detaching must not leave inputs replaced behind.
+        self._token = object()
+        weakref.finalize(optimizer, _release, weakref.ref(protection), self._token)
+        self._taken: dict[str, str] = {}
+        self._kept: dict[str, Tensor] = {}  # weights as they were before the step; the buffers are used again
+        self._masters: dict[str, Tensor] = {}
+        self._pending: list[Guard] = []
+        self._restore: list[str] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        self.refresh(grown=False)
+
+    @property
+    def road(self) -> dict[str, str]:
+        """The road each layer took at its last step, or will take at its first."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return dict(self._taken)
+        planned = {}
+        for guard in self._guards(optimizer):
+            side = self._protection.sides.get(guard.name)
+            planned[guard.name], _ = self._road_of(guard, optimizer, closure=False)
+            if planned[guard.name] == "gradient" and side is not None and side.mode == "replace":
+                planned[guard.name] = "input"
+        return planned | {name: road for name, road in self._taken.items() if name in planned}
+
+    def detach(self) -> None:
+        """Leave the optimizer as it was before ``attach``. Buffers are freed."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._kept.clear()
+        self._masters.clear()
+        self._protection.release(self._token)
+
+    @property
+    def attached(self) -> bool:
+        """Whether steps of the optimizer are still projected."""
+        return bool(self._hooks) and self._optimizer() is not None
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether this is the handle of that optimizer."""
+        return self.attached and self._optimizer() is optimizer
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The float32 masters of 16-bit weights: what a step needs beside model, optimizer and memory."""
+        return dict(self._masters)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from the masters of :meth:`state_dict`."""
+        self._masters = dict(state)
+
+    def refresh(self, *, grown: bool) -> None:
+        """Take note of new subspaces (``grown``) or a new optimizer: momentum, linear layers on trial."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        self._taken.clear()
+        for guard in self._guards(optimizer):
+            weight, bias = self._protection.tensors(guard)
+            road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=False)
+            linear = road == "gradient"
+            if linear and self.wanted != "gradient":
+                self._protection.watch(guard, self._token)
+            else:
+                self._protection.unwatch(guard, "another road")
+            if linear:
+                self._project_momentum(optimizer, guard, weight, bias, grown=grown)
+
+    def _guards(self, optimizer: Optimizer) -> list[Guard]:
+        """Guards with bases whose weight or bias this optimizer moves; groups may have been added since."""
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return [
+            g
+            for g in self._protection.active()
+            if any(id(p) in held for p in self._protection.tensors(g) if p is not None)
+        ]
+
+    def _road_of(self, guard: Guard, optimizer: Optimizer, *, closure: bool) -> tuple[str, str]:
+        """``applied``, or ``gradient`` where that is exact or was asked for; and why."""
+        if self.wanted in ("applied", "gradient"):
+            return self.wanted, "asked for"
+        why = self._why_not_gradient(guard, optimizer, closure=closure)
+        return "applied" if why else "gradient", why
+
+    def _why_not_gradient(self, guard: Guard, optimizer: Optimizer, *, closure: bool) -> str:
+        """Why projecting the gradient would not be exact; empty if it is."""
+        if type(optimizer) is not SGD:
+            return f"{type(optimizer).__name__} is not linear in the gradient"
+        if closure:
+            return "the step has a closure"
+        weight, bias = self._protection.tensors(guard)
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        if id(weight) not in groups or (bias is not None and id(bias) not in groups):
+            return "weight and bias are in different optimizers"
+        own = groups[id(weight)]
+        if own["weight_decay"] != 0:
+            return "weight decay"
+        if bias is not None:
+            other = groups[id(bias)]
+            keys = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize")
+            if any(own[key] != other[key] for key in keys):
+                return "weight and bias have different settings"
+        if weight.dtype not in (torch.float32, torch.float64):
+            return f"{weight.dtype} weights need a master copy"
+        return ""
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        protection = self._protection
+        self._pending, self._restore = [], []
+        if protection.tasks == 0:
+            return
+        guards = self._guards(optimizer)
+        protection.trained.update(name for guard in guards for name in guard.parameters)
+        # torch passes the optimizer itself as the first positional argument.
+        given = [a for a in args if a is not optimizer]
+        closure = (given[0] if given else kwargs.get("closure")) is not None
+        for guard in guards:
+            weight, bias = protection.tensors(guard)
+            road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=closure)
+            side = protection.sides.get(guard.name)
+            if road == "applied":
+                if side is not None:
+                    protection.unwatch(guard, self.reason[guard.name])
+                self._pending.append(guard)
+                for name, parameter in zip(guard.parameters, (weight, bias), strict=False):
+                    assert parameter is not None
+                    self._keep(name, parameter)
+            elif side is not None and side.mode != "off" and side.settle(weight, bias):
+                road = "input"
+            else:
+                if side is not None and side.why:
+                    self.reason[guard.name] = side.why
+                _project_gradient(guard, protection.subspace_for(guard), weight, bias)
+            self._taken[guard.name] = road
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name in protection.layout.frozen:
+            parameter = protection.parameter(name)
+            if parameter.requires_grad and id(parameter) in held:
+                self._keep(name, parameter)
+                self._restore.append(name)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        protection = self._protection
+        if protection.tasks == 0:
+            return
+        changes: dict[str, Tensor] = {}
+        for guard in self._pending:
+            for name in guard.parameters:
+                if name not in changes:
+                    changes[name] = self._change(name)
+        for guard in self._pending:
+            self._project_applied(guard, changes)
+        for name in {name for guard in self._pending for name in guard.parameters} & self._masters.keys():
+            protection.parameter(name).copy_(self._masters[name])
+        for name in self._restore:
+            protection.parameter(name).copy_(self._kept[name])
+        protection.statistics.restore()
+
+    def _keep(self, name: str, parameter: nn.Parameter) -> None:
+        kept = self._kept.get(name)
+        if (
+            kept is None
+            or kept.shape != parameter.shape
+            or kept.dtype != parameter.dtype
+            or kept.device != parameter.device
+        ):
+            self._kept[name] = parameter.detach().clone(memory_format=torch.preserve_format)
+        else:
+            kept.copy_(parameter)
+        if parameter.dtype in (torch.float16, torch.bfloat16) and name not in self._protection.layout.frozen:
+            master = self._masters.get(name)
+            # Whoever wrote to the weight since the last step is right.
+            if master is None or not torch.equal(master.to(parameter.dtype), parameter):
+                self._masters[name] = parameter.detach().float()
+
+    def _change(self, name: str) -> Tensor:
+        """What the optimizer did to a parameter; the buffer of what was kept is reused."""
+        parameter, kept = self._protection.parameter(name), self._kept[name]
+        if name in self._masters:
+            change = parameter.float() - kept.float()
+            self._masters[name] += change
+            return change
+        return torch.sub(parameter, kept, out=kept)
+
+    def _project_applied(self, guard: Guard, changes: dict[str, Tensor]) -> None:
+        """Take back what the step did inside the guarded subspace."""
+        protection, block = self._protection, guard.block
+        weight = self._masters.get(guard.weight, protection.parameter(guard.weight))
+        bias = None if guard.bias is None else self._masters.get(guard.bias, protection.parameter(guard.bias))
+        change = changes[guard.weight]
+        bias_change = None if guard.bias is None else block.vector(changes[guard.bias])
+        source = block.matrix(change)
+        target = block.matrix(weight.detach())
+        target_bias = None if bias is None else block.vector(bias.detach())
+        subspace = protection.subspace_for(guard)
+        is_tied = (
+            sum(other.weight == guard.weight and other.block.rows == block.rows for other in self._pending)
+            > 1
+        )
+        subspace.take_away(source, bias_change, target, target_bias)
+        if not _shares_storage(target, weight):
+            block.write(weight.detach(), target)
+        if is_tied:  # the other side projects what this one has left
+            subspace.take_away(source, None, source, None)
+            if not _shares_storage(source, change):
+                block.write(change, source)
+
+    def _project_momentum(
+        self,
+        optimizer: Optimizer,
+        guard: Guard,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        *,
+        grown: bool,
+    ) -> None:
+        """Momentum from before the subspace grew points into it. What is projected already is left alone."""
+        buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in (weight, bias) if p is not None]
+        if any(buffer is None for buffer in buffers):
+            return
+        subspace = self._protection.subspace_for(guard)
+        matrix = guard.block.matrix(buffers[0])
+        vector = guard.block.vector(buffers[1]) if len(buffers) > 1 else None
+        if not grown:
+            blocked = subspace.basis * (subspace.importance == 1).unsqueeze(1)
+            along = torch.matmul(matrix, blocked[:, : matrix.shape[-1]])
+            if vector is not None:
+                along += vector.unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
+            if float(along.norm()) <= PROJECTED * float(matrix.norm()):
+                return
+        subspace.take_away(matrix, vector, matrix, vector)
+        if not _shares_storage(matrix, buffers[0]):
+            guard.block.write(buffers[0], matrix)
+
+
+def _release(protection: weakref.ref[Protection], token: object) -> None:
+    alive = protection()
+    if alive is not None:
+        alive.release(token)
+
+
+def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
+    """Say what a road that was asked for does not guarantee; refuse one that cannot be taken."""
+    plain = type(optimizer) is SGD and all(group["weight_decay"] == 0 for group in optimizer.param_groups)
+    if road == "input" and not plain:
+        raise ValueError(
+            f"road='input' needs torch.optim.SGD without weight decay, not {type(optimizer).__name__}: use "
+            "road='auto'"
+        )
+    if road == "gradient" and not plain:
+        warnings.warn(
+            f"road='gradient' with {type(optimizer).__name__}: the optimizer changes a projected gradient, "
+            "so old tasks are forgotten (the paper's Adam failure). road='auto' projects what it applies",
+            stacklevel=3,
+        )
+
+
+def _project_gradient(
+    guard: Guard, subspace: Subspace, weight: nn.Parameter, bias: nn.Parameter | None
+) -> None:
+    """Eq. 3 on the gradients of a block, in place."""
+    if weight.grad is None and (bias is None or bias.grad is None):
+        return
+    for parameter in (weight, bias):  # a joint change has both parts, though one may be zero before
+        if parameter is not None and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    assert weight.grad is not None
+    matrix = guard.block.matrix(weight.grad).to(subspace.basis.dtype)
+    vector = (
+        None if bias is None or bias.grad is None else guard.block.vector(bias.grad).to(subspace.basis.dtype)
+    )
+    subspace.take_away(matrix, vector, matrix, vector)
+    if not _shares_storage(matrix, weight.grad):
+        guard.block.write(weight.grad, matrix)
+    if (
+        bias is not None
+        and bias.grad is not None
+        and vector is not None
+        and not _shares_storage(vector, bias.grad)
+    ):
+        guard.block.vector(bias.grad).copy_(vector)
+
+
+def _shares_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

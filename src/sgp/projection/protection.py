@@ -1,0 +1,133 @@
+"""What of a model is protected at this moment: its layout, its subspaces, and who steps its weights."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from sgp.projection.input_side import InputSide
+from sgp.projection.layout import Guard, Layout
+from sgp.projection.running_statistics import RunningStatistics
+from sgp.projection.subspace import Subspace
+
+if TYPE_CHECKING:
+    from sgp.projection.optim import Handle
+
+
+class Protection:
+    """Shared by a memory and the handles of its optimizers.
+
+    Attributes:
+        tasks: how many tasks the subspaces hold.
+        layout: how the model's parameters are sorted, as of the last update.
+        subspaces: by guard.
+        sides: linear layers whose inputs are watched, by guard.
+        trained: parameters that an attached optimizer has stepped since the last update.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self.model = model
+        self.tasks = 0
+        self.layout = layout
+        self.subspaces: dict[str, Subspace] = {}
+        self.sides: dict[str, InputSide] = {}
+        self.trained: set[str] = set()
+        self.fingerprints: dict[str, int] = {}
+        self.statistics = RunningStatistics(lambda: any(True for _ in self.handles()))
+        self._handles: list[weakref.ref[Handle]] = []
+        self._side_owner: dict[str, object] = {}
+        self._ready: dict[str, tuple[Subspace, Subspace]] = {}
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+
+    def store(self, tasks: int, layout: Layout, subspaces: Mapping[str, Subspace]) -> None:
+        """Make new subspaces the ones in force, all at once."""
+        self.tasks, self.layout, self.subspaces = tasks, layout, dict(subspaces)
+        self._ready.clear()
+        self._owners.clear()
+        self.statistics.freeze({name: self.model.get_submodule(name) for name in layout.statistics})
+        for name in list(self.sides):
+            self.sides.pop(name).close("the memory was updated")
+
+    def active(self) -> Iterator[Guard]:
+        """Guards that have bases."""
+        for name, subspace in self.subspaces.items():
+            if not subspace.is_empty and name in self.layout.guards:
+                yield self.layout.guards[name]
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """A live parameter by name; a user may have replaced the object since the last step."""
+        if name not in self._owners:
+            owner, _, leaf = name.rpartition(".")
+            self._owners[name] = (self.model.get_submodule(owner), leaf)
+        owner_module, leaf = self._owners[name]
+        parameter = owner_module._parameters[leaf]
+        assert parameter is not None
+        return parameter
+
+    def tensors(self, guard: Guard) -> tuple[nn.Parameter, nn.Parameter | None]:
+        """A guard's weight and the bias that is protected with it."""
+        return self.parameter(guard.weight), None if guard.bias is None else self.parameter(guard.bias)
+
+    def subspace_for(self, guard: Guard) -> Subspace:
+        """A guard's subspace on its weight's device, in the precision of its arithmetic."""
+        weight, stored = self.parameter(guard.weight), self.subspaces[guard.name]
+        dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+        source, ready = self._ready.get(guard.name, (None, None))
+        if (
+            source is not stored
+            or ready is None
+            or ready.basis.device != weight.device
+            or ready.basis.dtype != dtype
+        ):
+            ready = stored.to(weight.device, dtype)
+            self._ready[guard.name] = (stored, ready)
+        return ready
+
+    def watch(self, guard: Guard, owner: object) -> None:
+        """Put a linear layer's input side on trial for an owner, if it is one that can be watched."""
+        self.unwatch(guard, "")
+        weight, bias = self.tensors(guard)
+        if guard.layer_type.is_linear and len(guard.sources) == 1 and weight.dim() == 2:
+            module = self.model.get_submodule(guard.sources[0].module)
+            self.sides[guard.name] = InputSide(module, weight, bias, self.subspace_for(guard))
+            self._side_owner[guard.name] = owner
+
+    def unwatch(self, guard: Guard, why: str) -> None:
+        """Stop watching a layer's inputs."""
+        side = self.sides.pop(guard.name, None)
+        if side is not None:
+            side.close(why)
+
+    def release(self, owner: object) -> None:
+        """Stop watching what an owner had put on trial."""
+        for name in [name for name in self.sides if self._side_owner.get(name) is owner]:
+            self.sides.pop(name).close("its optimizer is gone")
+
+    def handles(self) -> Iterator[Handle]:
+        """Attached handles, oldest first."""
+        for reference in list(self._handles):
+            handle = reference()
+            if handle is None or not handle.attached:
+                self._handles.remove(reference)
+            else:
+                yield handle
+
+    def add(self, handle: Handle) -> None:
+        """Remember a handle as long as its optimizer lives."""
+        self._handles.append(weakref.ref(handle))
+
+    def fingerprint(self, names: Iterable[str]) -> dict[str, int]:
+        """A number per parameter that any change of its bits changes."""
+        return {name: _fingerprint(self.parameter(name)) for name in names}
+
+
+def _fingerprint(tensor: Tensor) -> int:
+    """Bits summed as integers, weighted by position: exact, whatever the order of summation."""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    bits = tensor.detach().contiguous().view(width).flatten()
+    position = torch.arange(1, bits.numel() + 1, device=bits.device)
+    return int((bits.to(torch.int64) * position).sum())

@@ -1,0 +1,136 @@
+"""The sufficient statistic of a layer's inputs, gathered in constant memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Rows are multiplied in float32 unless the threshold asks for more digits than that has; sums are always
+# float64.
+FLOAT32_THRESHOLD = 0.9999
+# Rounding grows with the number of rows summed in float32, so a product covers at most this many.
+ROWS_PER_PRODUCT = 8192
+
+
+class Statistic:
+    """What bases and importances need to know of representation rows: R R^T, and nothing else.
+
+    The rows themselves are kept while there are fewer of them than dimensions, because their thin SVD is then
+    cheaper than an eigendecomposition; from there on only their Gram matrix is. Either way the size is
+    bounded by d x d.
+
+    A layer with a bias sees a constant 1 as one more input (``constant=True``). It is never appended to a
+    batch: its row of the Gram matrix is the sum of the others.
+
+    Args:
+        groups: number of independent inputs that are handled side by side (the groups of a convolution).
+        dimension: length of a row, without the constant.
+        constant: whether a constant 1 is part of every row.
+        precise: multiply in float64 as well as summing in it.
+    """
+
+    def __init__(self, groups: int, dimension: int, *, constant: bool = False, precise: bool = False) -> None:
+        self.groups = groups
+        self.inputs = dimension
+        self.constant = constant
+        self.precise = precise
+        self.count = 0
+        self._rows: list[Tensor] = []
+        self._gram: Tensor | None = None
+
+    @property
+    def dimension(self) -> int:
+        """Length of a row, the constant included."""
+        return self.inputs + int(self.constant)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        held = self._rows if self._gram is None else [self._gram]
+        return sum(tensor.nbytes for tensor in held)
+
+    def add(self, rows: Tensor) -> None:
+        """Take in rows: [groups, n, inputs].
+
+        Raises:
+            FloatingPointError: the rows hold NaN or an infinity; nothing has been added.
+        """
+        groups, n, inputs = rows.shape
+        if (groups, inputs) != (self.groups, self.inputs):
+            raise ValueError(
+                f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs"
+            )
+        # A sum is finite only if every term is (an overflow of the sum itself is as unusable).
+        if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
+            raise FloatingPointError
+        if self._gram is None:
+            if self.count + n < self.dimension:
+                # A copy, because what comes in may be a view of an activation that is overwritten next.
+                self._rows.append(rows.detach().clone())
+                self.count += n
+                return
+            self._fold()
+        self._multiply(rows)
+        self.count += n
+
+    def rows(self) -> Tensor | None:
+        """All rows [groups, n, d] in float64, the constant as last column; None once they are folded."""
+        if self._gram is not None:
+            return None
+        if not self._rows:
+            return torch.zeros(self.groups, 0, self.dimension, dtype=torch.float64)
+        rows = torch.cat(self._rows, dim=1).double()
+        if self.constant:
+            rows = torch.cat([rows, rows.new_ones(self.groups, rows.shape[1], 1)], dim=2)
+        return rows
+
+    def gram(self) -> Tensor:
+        """R R^T [groups, d, d] in float64; only once the rows are folded."""
+        if self._gram is None:
+            raise RuntimeError("the rows are still kept; ask for them instead")
+        return self._gram
+
+    def energy(self) -> Tensor:
+        """|R|_F^2 of each group. [groups]"""
+        rows = self.rows()
+        return self.gram().diagonal(dim1=1, dim2=2).sum(-1) if rows is None else rows.square().sum((1, 2))
+
+    def energy_through(self, matrix: Tensor) -> Tensor:
+        """|A R|_F^2 of each group for matrices A [groups, out, d]. [groups]"""
+        matrix = matrix.double()
+        rows = self.rows()
+        if rows is None:
+            return (matrix @ self.gram() * matrix).sum((1, 2))
+        return (rows @ matrix.mT).square().sum((1, 2))
+
+    def clone(self) -> Statistic:
+        """A copy that goes its own way from here."""
+        twin = Statistic(self.groups, self.inputs, constant=self.constant, precise=self.precise)
+        twin.count = self.count
+        twin._rows = list(self._rows)
+        twin._gram = None if self._gram is None else self._gram.clone()
+        return twin
+
+    def _fold(self) -> None:
+        """Replace the rows kept so far by their Gram matrix."""
+        kept, self._rows = self._rows, []
+        device = kept[0].device if kept else None
+        self._gram = torch.zeros(
+            self.groups, self.dimension, self.dimension, dtype=torch.float64, device=device
+        )
+        for rows in kept:
+            self._multiply(rows)
+
+    def _multiply(self, rows: Tensor) -> None:
+        assert self._gram is not None
+        self._gram = self._gram.to(rows.device)
+        d = self.inputs
+        for chunk in torch.split(rows, ROWS_PER_PRODUCT, dim=1):
+            if chunk.dtype != torch.float64:
+                chunk = chunk.double() if self.precise else chunk.float()
+            self._gram[:, :d, :d] += chunk.mT @ chunk
+            if self.constant:
+                total = chunk.sum(dim=1, dtype=torch.float64)
+                self._gram[:, :d, d] += total
+                self._gram[:, d, :d] += total
+                self._gram[:, d, d] += chunk.shape[1]

@@ -1,0 +1,99 @@
+"""A memory as a file: safetensors, with a format version and a digest. Nothing in it is executable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+FORMAT = 1
+
+
+def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+    """Write a state dict, whole or not at all: to a file beside, flushed, then renamed."""
+    tensors, tree = _flatten(state)
+    header = {"sgp": json.dumps({"tree": tree, "digest": _digest(tree, tensors)})}
+    data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=header)
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The state dict of a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is truncated, damaged or not a memory, or of a newer format.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no saved memory at {os.fspath(path)!r}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})["sgp"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tree, digest = header["tree"], header["digest"]
+        version = int(tree["format"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(
+            f"{os.fspath(path)!r} is truncated, damaged or not a saved memory ({error})"
+        ) from error
+    if version > FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} has format {version}; this version reads up to {FORMAT}")
+    if digest != _digest(tree, tensors):
+        raise ValueError(f"{os.fspath(path)!r} is damaged: its contents do not match its digest")
+    state = _unflatten(tree, tensors)
+    assert isinstance(state, dict)
+    return state
+
+
+def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    """Tensors by a number, and the tree of plain values in which each tensor is such a number."""
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors[str(len(tensors))] = value
+            return {"tensor": str(len(tensors) - 1)}
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        return value
+
+    return tensors, walk(state)
+
+
+def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, dict):
+        if tree.keys() == {"tensor"}:
+            return tensors[tree["tensor"]]
+        return {key: _unflatten(item, tensors) for key, item in tree.items()}
+    if isinstance(tree, list):
+        return [_unflatten(item, tensors) for item in tree]
+    return tree
+
+
+def _digest(tree: Any, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())  # numpy knows no bfloat16
+    return digest.hexdigest()

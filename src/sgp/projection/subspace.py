@@ -1,0 +1,287 @@
+"""One subspace: bases and their importances. Every equation of the paper's method section stands here, once.
+
+Orientation: the paper writes representations and gradients as columns (d x n, d x out). Rows are used here,
+as PyTorch stores them, so the paper's ``M^T R`` is ``rows @ M``. All tensors have a leading ``groups``
+dimension: the groups of a convolution have inputs, and so subspaces, of their own and are computed side by
+side. Other layers have one group.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sgp.projection.statistic import Statistic
+
+ROUNDING = 2.0**-52
+# Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
+# squared because energies are compared, and no new direction.
+STORED_ROUNDING = 2.0**-46
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Where the published code and the paper's text differ inside an update.
+
+    Attributes:
+        first_rank: ``"minimal"`` is the smallest rank that satisfies Eq. 1; ``"one-less"`` is that minus one,
+            as in the published image experiments.
+        truncation: what happens to new bases that would exceed the dimension. ``"before"``: they are dropped
+            before importances are computed; ``"after"``: they take part in the normalisation of Eq. 2 and are
+            dropped then.
+        orthogonalise: make new bases orthogonal to the old ones again, to rounding. The published code does
+            not.
+    """
+
+    first_rank: Literal["minimal", "one-less"] = "minimal"
+    truncation: Literal["before", "after"] = "before"
+    orthogonalise: bool = True
+
+
+def minimal_rank(energies: Tensor, total: Tensor, threshold: float) -> Tensor:
+    """Smallest k whose k strongest directions satisfy Eq. 1 (first task) and Eq. 5 (later ones).
+
+    Both ask that what is *not* captured be at most (1 - threshold) of the total. Counting what is discarded,
+    from the weakest up, stays exact at thresholds near 1, where counting up to the threshold adds noise
+    directions.
+
+    Args:
+        energies: squared singular values of what the old bases leave over, descending. [groups, r]
+        total: |R|_F^2. [groups]
+        threshold: the paper's epsilon_th, in (0, 1].
+
+    Returns:
+        [groups] int64.
+    """
+    discarded = energies.flip(-1).cumsum(-1).flip(-1)  # discarded[k] is what remains if k directions are kept
+    dimension = energies.shape[-1]
+    allowed = ((1.0 - threshold) + dimension * ROUNDING) * total
+    return (discarded > allowed.unsqueeze(-1)).sum(-1)
+
+
+def importance(sigma: Tensor, alpha: float) -> Tensor:
+    """Eq. 2: importance of each basis for one task from its singular value. [groups, k] -> [groups, k].
+
+    The strongest basis gets exactly 1. ``alpha=inf`` is the limit, GPM: every basis gets exactly 1.
+    """
+    strongest = sigma.amax(-1, keepdim=True) if sigma.shape[-1] else sigma
+    if math.isinf(alpha):
+        scaled = torch.ones_like(sigma)
+    else:
+        # An all-zero representation has no strongest direction and gives no basis any importance.
+        scaled = (alpha + 1.0) * sigma / (alpha * sigma + strongest).where(strongest > 0, 1.0)
+    scaled = scaled.where(sigma != strongest, 1.0)
+    return scaled.where(strongest > 0, 0.0)
+
+
+def accumulate(old: Tensor, new: Tensor) -> Tensor:
+    """Eq. 10: importance over all tasks so far, at most 1."""
+    return (old + new).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """Bases M and accumulated importances lambda of one layer's inputs. Immutable: ``grow`` gives a new one.
+
+    Attributes:
+        basis: orthonormal columns; where groups differ in rank, the rest is zero columns. [groups, d, k]
+        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
+        rank: number of bases of each group. [groups] int64
+    """
+
+    basis: Tensor
+    importance: Tensor
+    rank: Tensor
+
+    @staticmethod
+    def empty(groups: int, dimension: int) -> Subspace:
+        """A subspace without bases."""
+        return Subspace(
+            torch.zeros(groups, dimension, 0), torch.zeros(groups, 0), torch.zeros(groups, dtype=torch.int64)
+        )
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return self.basis.shape[0]
+
+    @property
+    def dimension(self) -> int:
+        """Length of a basis vector, the constant input of a protected bias included."""
+        return self.basis.shape[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to protect."""
+        return self.basis.shape[2] == 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored."""
+        return self.basis.nbytes + self.importance.nbytes + self.rank.nbytes
+
+    @property
+    def blocked(self) -> int:
+        """How many bases have importance 1, so that nothing moves along them."""
+        return int((self.importance == 1).sum())
+
+    @property
+    def free(self) -> float:
+        """Free capacity: one minus the mean importance over all dimensions."""
+        return 1.0 - float(self.importance.double().sum()) / (self.groups * self.dimension)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
+        """The same subspace where and as it is needed; itself if nothing changes."""
+        if self.basis.device == device and self.basis.dtype == dtype:
+            return self
+        return Subspace(self.basis.to(device, dtype), self.importance.to(device, dtype), self.rank.to(device))
+
+    def grow(
+        self, statistic: Statistic, *, threshold: float, alpha: float, numerics: Numerics | None = None
+    ) -> Subspace:
+        """The subspace after one more task (Algorithm 1, the loop over layers).
+
+        One decomposition: the second SVD that the paper takes for the importances of the old bases is not
+        needed, since Eq. 6 and 7, written out, say that the surrogate singular value of basis m_i is |m_i^T
+        R|.
+
+        Args:
+            statistic: the task's representation.
+            threshold: epsilon_th of Eq. 1 and 5.
+            alpha: the scale coefficient of Eq. 2; ``math.inf`` is GPM.
+            numerics: where the published code differs.
+        """
+        if statistic.count == 0:
+            return self
+        numerics = numerics or Numerics()
+        M = self.basis.double()
+        rows = statistic.rows()
+        if rows is not None:
+            M = M.to(rows.device)
+            total, surrogate, energies, directions = _from_rows(rows, M)
+        else:
+            gram = statistic.gram()
+            M = M.to(gram.device)
+            total, surrogate, energies, directions = _from_gram(gram, M)
+        old_rank = self.rank.to(M.device)
+
+        new = minimal_rank(energies, total, threshold)
+        if numerics.first_rank == "one-less":
+            new = torch.where(old_rank == 0, (new - 1).clamp(min=0), new)
+        largest = torch.cat([surrogate, energies], dim=-1).amax(-1)
+        floor = self.dimension * torch.where(old_rank == 0, ROUNDING, STORED_ROUNDING) * largest
+        new = torch.minimum(new, (energies > floor.unsqueeze(-1)).sum(-1))
+        if numerics.truncation == "before":
+            new = torch.minimum(new, self.dimension - old_rank)
+        width = int(new.max())
+        directions = directions[..., :width]
+        if numerics.orthogonalise:
+            directions = _orthogonal_to(M, directions)
+
+        # Eq. 8: surrogate singular values of the old bases, then singular values of the new ones.
+        kept_new = torch.arange(width, device=M.device) < new.unsqueeze(-1)
+        kept_old = torch.arange(M.shape[2], device=M.device) < old_rank.unsqueeze(-1)
+        sigma_new = energies[..., :width].sqrt().where(kept_new, 0.0)
+        sigma = torch.cat([surrogate.sqrt().where(kept_old, 0.0), sigma_new], dim=-1)
+        task = importance(sigma, alpha)
+        k = M.shape[2]
+        lambda_old = accumulate(self.importance.to(task), task[..., :k])
+        kept = torch.cat([kept_old, kept_new], dim=-1)
+        basis = torch.cat([M, directions], dim=-1)
+        lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
+        return _packed(basis, lambdas, kept, self.dimension)
+
+    def take_away(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
+        """Eq. 3, in place: subtract from the target what the subspace blocks of the source, source M Lambda
+        M^T.
+
+        With the source as its own target this projects a gradient; with a weight change as source and the
+        weight as target it projects what an optimizer applied.
+
+        Args:
+            source: matrices that meet the input on their last side. [groups, out, inputs]
+            source_bias: the part that meets the constant input, if the subspace has one. [groups, out]
+            target: as source.
+            target_bias: as source_bias.
+        """
+        inputs = source.shape[-1]
+        if self._prefers_dense:
+            dense = self._projector
+            removed = torch.matmul(source, dense[:, :inputs])
+            if source_bias is not None:
+                removed += source_bias.unsqueeze(-1) * dense[:, inputs:]
+            target -= removed[..., :inputs]
+            if target_bias is not None:
+                target_bias -= removed[..., inputs]
+            return
+        M = self.basis
+        coefficients = torch.matmul(source, M[:, :inputs])
+        if source_bias is not None:
+            coefficients += source_bias.unsqueeze(-1) * M[:, inputs:]
+        coefficients *= self.importance.unsqueeze(1)
+        target.baddbmm_(coefficients, M[:, :inputs].mT, alpha=-1)
+        if target_bias is not None:
+            target_bias -= torch.matmul(coefficients, M[:, inputs].unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def _prefers_dense(self) -> bool:
+        """Two products with M cost more than one with M Lambda M^T once k exceeds half the dimension."""
+        return 2 * self.basis.shape[2] > self.dimension
+
+    @cached_property
+    def _projector(self) -> Tensor:
+        """M Lambda M^T [groups, d, d]."""
+        return (self.basis * self.importance.unsqueeze(1)) @ self.basis.mT
+
+
+def _from_rows(rows: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Energies: total, of the old bases, of the residual's directions; those directions. From n < d rows."""
+    coefficients = rows @ M
+    residual = rows - coefficients @ M.mT  # Eq. 4
+    left, sigma, _ = torch.linalg.svd(residual.mT, full_matrices=False)
+    return rows.square().sum((1, 2)), coefficients.square().sum(1), sigma.square(), left
+
+
+def _from_gram(gram: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same from G = R R^T: the residual's is (I - M M^T) G (I - M M^T)."""
+    total = gram.diagonal(dim1=1, dim2=2).sum(-1)
+    GM = gram @ M
+    MGM = M.mT @ GM
+    surrogate = MGM.diagonal(dim1=1, dim2=2).clamp(min=0)
+    if M.shape[2]:
+        # G - M (GM)^T - (GM) M^T + M (MGM) M^T with two products: the last term is shared between the middle
+        # ones.
+        half = (GM - 0.5 * (M @ MGM)) @ M.mT
+        gram = gram - half - half.mT
+    energies, directions = torch.linalg.eigh(gram)
+    return total, surrogate, energies.clamp(min=0).flip(-1), directions.flip(-1)
+
+
+def _orthogonal_to(M: Tensor, directions: Tensor) -> Tensor:
+    """Orthonormal directions, orthogonal to M; each spans with its predecessors what it did before."""
+    if M.shape[2] == 0 or directions.shape[2] == 0:
+        return directions
+    for _ in range(2):  # twice is enough: the second pass removes the rounding of the first
+        directions = directions - M @ (M.mT @ directions)
+    q, r = torch.linalg.qr(directions)
+    diagonal: Tensor = r.diagonal(dim1=1, dim2=2)
+    signs = torch.where(diagonal < 0, -1.0, 1.0)  # QR leaves them open; keep those of the decomposition
+    kept: Tensor = q * signs.unsqueeze(1)
+    return kept
+
+
+def _packed(basis: Tensor, lambdas: Tensor, kept: Tensor, dimension: int) -> Subspace:
+    """Kept columns moved to the front in order, at most ``dimension`` of them, stored in float32."""
+    rank = kept.sum(-1).clamp(max=dimension)
+    order = torch.argsort(kept.int(), dim=-1, descending=True, stable=True)[:, : int(rank.max())]
+    front = torch.arange(order.shape[1], device=basis.device) < rank.unsqueeze(-1)
+    basis = basis.gather(2, order.unsqueeze(1).expand(-1, basis.shape[1], -1)) * front.unsqueeze(1)
+    lambdas = lambdas.gather(1, order).where(front, 0.0)
+    return Subspace(basis.float().contiguous(), lambdas.float().clamp(0.0, 1.0), rank)

@@ -1,0 +1,967 @@
+"""What a user does with a memory, and what happens when it is done wrong."""
+
+import copy
+import gc
+import io
+import math
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from sgp import GradientMemory
+
+
+class MLP(nn.Module):
+    """Small enough to be fast, and at module level so that it can be saved whole."""
+
+    def __init__(self, inputs: int = 8, width: int = 40, outputs: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, width)
+        self.second = nn.Linear(width, width)
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.second(self.first(x).relu()).relu())
+
+
+class Heads(nn.Module):
+    """A trunk, and one head per task that is added when the task comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(8, 12)
+        self.heads = nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[-1](self.trunk(x).relu())
+
+
+def new_model(seed: int = 0) -> MLP:
+    torch.manual_seed(seed)
+    return MLP()
+
+
+def batches(task: int, *, n: int = 60, inputs: int = 8, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Inputs with a decaying spectrum, another one for each task."""
+    generator = torch.Generator().manual_seed(task)
+    mixing = torch.randn(inputs, inputs, generator=generator) * torch.linspace(1, 0.02, inputs)
+    return list((torch.randn(n, inputs, generator=generator) @ mixing).to(dtype).split(20))
+
+
+def step(model: nn.Module, optimizer: Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).float().square().mean().backward()
+    optimizer.step()
+
+
+def learned(**settings: Any) -> GradientMemory:
+    """A memory that holds one task."""
+    settings = {"threshold": 0.8, "alpha": 10} | settings
+    memory = GradientMemory(new_model(), **settings)
+    memory.update(batches(0))
+    return memory
+
+
+def ranks(memory: GradientMemory) -> dict[str, int]:
+    return {name: int(subspace.rank.sum()) for name, subspace in memory.subspaces.items()}
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Bit-equal nested dicts, lists and tensors."""
+    assert type(a) is type(b)
+    if isinstance(a, Tensor):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+def everything_of(memory: GradientMemory) -> dict[str, Any]:
+    """All that an update may not change when it fails: memory, model, flags and random state."""
+    return copy.deepcopy(
+        {
+            "memory": memory.state_dict(),
+            "model": dict(memory.model.state_dict()),
+            "training": [module.training for module in memory.model.modules()],
+            "hooks": [len(module._forward_pre_hooks) for module in memory.model.modules()],
+            "random": torch.get_rng_state(),
+        }
+    )
+
+
+# Bad settings
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -0.5, 1.0001, 97, math.nan, math.inf, "0.9", None])
+@pytest.mark.parametrize("form", [lambda v: v, lambda v: {"first": 0.9, "*": v}], ids=["number", "dict"])
+def test_a_threshold_outside_of_zero_to_one_is_refused_at_once(form: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(ValueError, match=r"threshold must be in \(0, 1\], got"):
+        GradientMemory(new_model(), threshold=form(value))
+
+
+@pytest.mark.parametrize("value", [0, 1.5, math.nan, None])
+@pytest.mark.parametrize(
+    "form", [lambda f: f, lambda f: {"first": 0.9, "*": f}], ids=["function", "dict of functions"]
+)
+def test_a_function_that_gives_a_bad_threshold_is_refused_and_names_the_layer(
+    form: Callable[[Any], Any], value: Any
+) -> None:
+    memory = GradientMemory(new_model(), threshold=form(lambda task: 0.9 if task == 0 else value))
+    memory.update(batches(0))
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match=r"threshold of layer '(first|second)' must be in \(0, 1\], got"):
+        memory.update(batches(1))
+    assert_same(everything_of(memory), before)
+
+
+def test_a_threshold_of_one_is_the_largest_that_is_accepted() -> None:
+    assert GradientMemory(new_model(), threshold=1).threshold == 1
+
+
+@pytest.mark.parametrize("alpha", [-1, -0.001, math.nan, -math.inf, "10", None])
+def test_a_bad_alpha_is_refused(alpha: Any) -> None:
+    with pytest.raises(ValueError, match="alpha must be a number of at least 0, or math.inf for GPM; got"):
+        GradientMemory(new_model(), threshold=0.9, alpha=alpha)
+
+
+@pytest.mark.parametrize(
+    ("setting", "choices"),
+    [("preset", "'paper', 'reference', 'corrected'"), ("bias", "'protect', 'freeze'"), ("rest", "'freeze', 'free'")],
+)
+def test_an_unknown_choice_is_refused_with_those_that_exist(setting: str, choices: str) -> None:
+    with pytest.raises(ValueError, match=f"{setting} must be one of .*{choices}; got 'nonsense'"):
+        GradientMemory(new_model(), threshold=0.9, **{setting: "nonsense"})
+
+
+def test_an_unknown_road_is_refused_and_the_optimizer_stays_as_it_is() -> None:
+    memory = learned()
+    optimizer = SGD(memory.model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="road must be one of 'auto', 'applied', 'gradient', 'input'; got 'short'"):
+        memory.attach(optimizer, road="short")  # type: ignore[arg-type]
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_exclude_as_a_plain_string_is_refused_with_the_list_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"exclude must be a list of patterns: \['out'\]"):
+        GradientMemory(new_model(), threshold=0.9, exclude="out")
+
+
+@pytest.mark.parametrize("pattern", ["heads.*", "Out", "first.weights", "*.running_mean"])
+def test_a_pattern_that_matches_nothing_is_refused_with_the_names_there_are(pattern: str) -> None:
+    with pytest.raises(ValueError, match="exclude: the pattern .* matches no module or parameter") as error:
+        GradientMemory(new_model(), threshold=0.9, exclude=["out", pattern])
+    assert repr(pattern) in str(error.value)
+    assert "first, out, second" in str(error.value)
+    with pytest.raises(ValueError, match="threshold: the pattern"):
+        GradientMemory(new_model(), threshold={pattern: 0.9, "*": 0.9})
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="samples: the pattern"):
+        memory.update(batches(1), samples={pattern: 10})
+    assert_same(everything_of(memory), before)
+
+
+def test_a_pattern_for_heads_that_come_later_is_accepted() -> None:
+    memory = GradientMemory(Heads(), threshold=0.9, exclude=["heads.*"])
+    assert list(memory.capacity().free) == []
+    with pytest.raises(ValueError, match="matches no module"):
+        GradientMemory(Heads(), threshold=0.9, exclude=["head.*"])
+
+
+def test_a_layer_for_which_no_threshold_is_given_is_named() -> None:
+    memory = GradientMemory(new_model(), threshold={"first": 0.9, "second": 0.8})
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="threshold: no pattern matches the layer 'out'; add one, such as"):
+        memory.update(batches(0))
+    assert_same(everything_of(memory), before)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), nn.Module(), nn.Linear(3, 2).requires_grad_(False)],
+    ids=["no layer", "nothing", "not trained"],
+)
+def test_a_model_with_no_layer_to_protect_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="the model has no layer to protect"):
+        GradientMemory(model, threshold=0.9)
+
+
+def test_a_model_whose_layers_are_all_excluded_is_refused() -> None:
+    with pytest.raises(ValueError, match="no layer to protect: every layer is excluded"):
+        GradientMemory(new_model(), threshold=0.9, exclude=["*"])
+
+
+def test_what_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, not list"):
+        GradientMemory([nn.Linear(2, 2)], threshold=0.9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("optimizer", [None, nn.Linear(2, 2), "sgd", SGD], ids=["None", "module", "name", "class"])
+def test_what_is_no_optimizer_is_refused(optimizer: Any) -> None:
+    with pytest.raises(TypeError, match=r"attach takes a torch.optim.Optimizer, not"):
+        learned().attach(optimizer)
+
+
+def test_an_optimizer_of_another_model_is_refused_and_stays_as_it_is() -> None:
+    memory = learned()
+    for other in (SGD(new_model().parameters(), lr=0.1), Adam(copy.deepcopy(memory.model).parameters())):
+        with pytest.raises(ValueError, match="the optimizer holds none of the model's parameters"):
+            memory.attach(other)
+        assert not other._optimizer_step_pre_hooks
+        assert not other._optimizer_step_post_hooks
+
+
+# Bad data
+
+
+@pytest.mark.parametrize("loader", [[], iter(()), torch.utils.data.DataLoader([])], ids=["list", "iterator", "loader"])
+def test_an_empty_loader_is_refused_and_changes_nothing(loader: Any) -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        memory.update(loader)
+    assert_same(everything_of(memory), before)
+
+
+@pytest.mark.parametrize("samples", [0, -3, {"second": 0}, {"out": 5, "*": -1}])
+def test_samples_below_one_are_refused_and_name_the_layer(samples: Any) -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="samples of layer '(first|second)' must be at least 1, got"):
+        memory.update(batches(1), samples=samples)
+    assert_same(everything_of(memory), before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_representation_that_is_not_finite_names_the_layer_and_changes_nothing(value: float) -> None:
+    memory = learned()
+    inputs = torch.cat(batches(1))
+    inputs[17, 3] = value
+    before = everything_of(memory)
+    with pytest.raises(FloatingPointError, match="layer 'first': its input holds NaN or an infinity"):
+        memory.update([batches(2)[0], inputs])
+    assert_same(everything_of(memory), before)
+
+    class Overflows(MLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.second(self.first(x)) * math.inf)
+
+    inner = GradientMemory(Overflows(), threshold=0.9)
+    with pytest.raises(FloatingPointError, match="layer 'out'"):
+        inner.update(batches(0))
+    assert inner.tasks == 0
+    assert inner.subspaces == {}
+
+
+def test_a_batch_that_is_not_understood_is_refused_with_what_is_accepted() -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="a batch of type str is not understood: give tensors, tuples"):
+        memory.update(["text"])
+    assert_same(everything_of(memory), before)
+
+
+def test_batches_that_do_not_run_through_the_model_are_refused() -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="none of the protected layers saw an input"):
+        memory.update(batches(1), forward=lambda batch: batch.sum())
+    assert_same(everything_of(memory), before)
+
+
+def test_an_update_that_fails_in_the_middle_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = learned()
+    memory.model.train()
+    memory.model.second.eval()
+    assert isinstance(memory.model, MLP)
+    before = everything_of(memory)
+
+    def broken_off() -> Iterator[Tensor]:
+        yield from batches(1)
+        torch.rand(3)
+        raise OSError("the disk is gone")
+
+    class Loader:
+        def __iter__(self) -> Iterator[Tensor]:
+            return broken_off()
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        memory.update(Loader())
+    assert_same(everything_of(memory), before)
+
+    calls = []
+    original = type(memory.subspaces["first"]).grow
+
+    def fails_at_the_third_layer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            raise RuntimeError("the decomposition did not converge")
+        return original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory.subspaces["first"]), "grow", fails_at_the_third_layer)
+        with pytest.raises(RuntimeError, match="did not converge"):
+            memory.update(batches(1))
+    assert len(calls) == 3
+    assert_same(everything_of(memory), before)
+
+    with pytest.raises((RuntimeError, ValueError), match="shape"):
+        memory.update([batches(1)[0], torch.randn(4, 9)])
+    assert_same(everything_of(memory), before)
+    memory.update(batches(1))
+    assert memory.tasks == 2
+
+
+def test_an_iterator_for_statistics_that_need_two_passes_is_refused() -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match=r"take 3 passes over the data and an iterator gives one: .* budget="):
+        memory.update(iter(batches(1)), budget=1000)
+    assert_same(everything_of(memory), before)
+    several = copy.deepcopy(learned())
+    several.update(batches(1), budget=1000)
+    memory.update(iter(batches(1)))
+    assert_same(several.state_dict()["subspaces"], memory.state_dict()["subspaces"])
+
+
+def test_an_all_zero_representation_adds_no_basis_and_breaks_nothing() -> None:
+    model = nn.Sequential(nn.Linear(8, 6, bias=False), nn.ReLU(), nn.Linear(6, 2, bias=False))
+    memory = GradientMemory(model, threshold=0.9, alpha=10)
+    zeros = [torch.zeros(20, 8)]
+    memory.update(zeros)
+    assert ranks(memory) == {"0": 0, "2": 0}
+    assert memory.tasks == 1
+    optimizer = Adam(model.parameters(), lr=0.1)
+    memory.attach(optimizer)
+    before = copy.deepcopy(model.state_dict())
+    step(model, optimizer, batches(0)[0])
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    memory.update(batches(0))
+    held = copy.deepcopy(memory.state_dict()["subspaces"])
+    assert min(ranks(memory).values()) > 0
+    memory.update(zeros)
+    assert_same(memory.state_dict()["subspaces"], held)
+    step(model, optimizer, batches(1)[0])
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    memory.summary()
+    memory.check(zeros[0])
+
+
+def test_zero_inputs_still_guard_the_bias_they_meet() -> None:
+    memory = GradientMemory(nn.Linear(5, 2), threshold=0.9)
+    memory.update([torch.zeros(10, 5)])
+    (subspace,) = memory.subspaces.values()
+    assert int(subspace.rank) == 1
+    assert subspace.basis.abs().flatten().tolist() == [0, 0, 0, 0, 0, 1]
+
+
+# Settings that work
+
+
+def test_threshold_may_be_a_function_of_the_task() -> None:
+    seen: list[int] = []
+
+    def rising(task: int) -> float:
+        seen.append(task)
+        return 0.6 + 0.35 * task
+
+    memory = GradientMemory(new_model(), threshold=rising, alpha=math.inf)
+    low = GradientMemory(new_model(), threshold=0.6, alpha=math.inf)
+    high = GradientMemory(new_model(), threshold=0.95, alpha=math.inf)
+    for task in range(2):
+        for each in (memory, low, high):
+            each.update(batches(task))
+        if task == 0:
+            assert_same(memory.state_dict(), low.state_dict())
+    assert sorted(set(seen)) == [0, 1]
+    assert ranks(low)["first"] < ranks(memory)["first"] <= ranks(high)["first"]
+
+
+def test_threshold_may_differ_per_layer_and_the_first_pattern_counts() -> None:
+    single = {value: learned(threshold=value).subspaces for value in (0.5, 0.8, 0.99)}
+    mixed = learned(threshold={"first": lambda task: 0.99, "[sf]*": 0.5, "*": 0.8}).subspaces
+    for name, value in (("first", 0.99), ("second", 0.5), ("out", 0.8)):
+        assert torch.equal(mixed[name].basis, single[value][name].basis)
+    assert single[0.5]["first"].rank < single[0.99]["first"].rank
+
+
+def test_samples_may_differ_per_layer() -> None:
+    data = batches(0)
+    whole, few = learned(), GradientMemory(new_model(), threshold=0.8)
+    few.update([data[0][:7]])
+    mixed = GradientMemory(new_model(), threshold=0.8)
+    mixed.update(data, samples={"second": 7})
+    assert torch.equal(mixed.subspaces["second"].basis, few.subspaces["second"].basis)
+    assert torch.equal(mixed.subspaces["first"].basis, whole.subspaces["first"].basis)
+
+
+def test_samples_of_a_loader_that_does_not_shuffle_are_warned_of() -> None:
+    data = torch.utils.data.TensorDataset(torch.cat(batches(1)))
+    memory = learned()
+    with pytest.warns(UserWarning, match="does not shuffle"):
+        memory.update(torch.utils.data.DataLoader(data, batch_size=10), samples=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory.update(torch.utils.data.DataLoader(data, batch_size=10, shuffle=True), samples=20)
+        memory.update(torch.utils.data.DataLoader(data, batch_size=10))
+
+
+def test_every_form_of_batch_gives_the_same_memory() -> None:
+    class Keywords(MLP):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return super().forward(x)
+
+    def memory() -> GradientMemory:
+        torch.manual_seed(0)
+        return GradientMemory(Keywords(), threshold=0.8)
+
+    data = batches(0)
+    plain, named, pairs, own = (memory() for _ in range(4))
+    plain.update(data)
+    named.update([{"x": x, "scale": torch.ones(1)} for x in data])
+    pairs.update((x, torch.zeros(len(x))) for x in data)
+    own.update([[["nested", x]] for x in data], forward=lambda batch: own.model(batch[0][1]))
+    for each in (named, pairs, own):
+        assert_same(each.state_dict(), plain.state_dict())
+
+
+def test_alpha_zero_is_accepted_and_scales_by_the_singular_values() -> None:
+    memory, stronger = learned(alpha=0), learned(alpha=10)
+    for name, subspace in memory.subspaces.items():
+        assert torch.equal(subspace.basis, stronger.subspaces[name].basis)
+        assert (subspace.importance <= stronger.subspaces[name].importance).all()
+        assert float(subspace.importance[0, 0]) == 1  # Eq. 2 at alpha = 0 is sigma / sigma_max
+    rows = torch.cat(batches(0)).double()
+    rows = torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
+    sigma = torch.linalg.svdvals(rows)
+    first = memory.subspaces["first"].importance[0].double()
+    torch.testing.assert_close(first, sigma[: len(first)] / sigma[0], atol=1e-5, rtol=0)
+
+
+def test_alpha_infinite_gives_importance_one_exactly_and_the_same_bases() -> None:
+    for task in range(3):
+        if task == 0:
+            gpm, finite = learned(alpha=math.inf), learned(alpha=1e-3)
+        else:
+            gpm.update(batches(task))
+            finite.update(batches(task))
+        for name, subspace in gpm.subspaces.items():
+            assert (subspace.importance == 1).all()
+            assert torch.equal(subspace.basis, finite.subspaces[name].basis)
+            assert subspace.importance.numel() > 1
+    assert any((s.importance < 1).any() for s in finite.subspaces.values())
+
+
+def test_the_preset_reference_has_one_basis_less_in_the_first_task_and_frozen_biases() -> None:
+    paper = learned(bias="freeze")
+    reference = learned(preset="reference")
+    assert ranks(reference) == {name: rank - 1 for name, rank in ranks(paper).items()}
+    assert set(reference.capacity().frozen) == {"first.bias", "second.bias", "out.bias"}
+    for preset in ("paper", "corrected"):
+        memory = learned(preset=preset)
+        assert memory.capacity().frozen == {}
+        assert_same(memory.state_dict(), learned().state_dict())
+    optimizer = SGD(reference.model.parameters(), lr=0.1)
+    reference.attach(optimizer)
+    before = copy.deepcopy(reference.model.state_dict())
+    step(reference.model, optimizer, batches(1)[0])
+    for name, value in reference.model.state_dict().items():
+        assert torch.equal(value, before[name]) == name.endswith("bias"), name
+
+
+def test_a_bias_rule_of_the_user_counts_more_than_the_preset() -> None:
+    assert learned(preset="reference", bias="protect").capacity().frozen == {}
+
+
+# Attaching
+
+
+def projected_once(memory: GradientMemory, before: dict[str, Tensor], gradients: dict[str, Tensor], rate: float) -> None:
+    """Each layer moved by the gradient, projected exactly once."""
+    for name, subspace in memory.subspaces.items():
+        joint = torch.cat([gradients[f"{name}.weight"], gradients[f"{name}.bias"].unsqueeze(1)], dim=1)
+        M, lam = subspace.basis[0], subspace.importance[0]
+        expected = -rate * (joint - joint @ (M * lam) @ M.T)
+        module = memory.model.get_submodule(name)
+        weight = module.get_parameter("weight") - before[f"{name}.weight"]
+        bias = module.get_parameter("bias") - before[f"{name}.bias"]
+        found = torch.cat([weight, bias.unsqueeze(1)], dim=1)
+        torch.testing.assert_close(found, expected, atol=2e-7, rtol=1e-3)
+        assert (joint @ (M * lam) @ M.T).norm() > 0.1 * joint.norm()
+
+
+@pytest.mark.parametrize("road", ["auto", "applied", "gradient"])
+def test_attaching_twice_projects_once(road: Any) -> None:
+    memory = learned(alpha=1)  # importances below 1, so that a second projection would show
+    model = memory.model
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handles = [memory.attach(optimizer, road=road) for _ in range(3)]
+    assert [handle.attached for handle in handles] == [False, False, True]
+    assert len(optimizer._optimizer_step_pre_hooks) == 1
+    for x in batches(1):
+        raw = copy.deepcopy(model)
+        raw(x).square().mean().backward()
+        gradients = {name: p.grad.clone() for name, p in raw.named_parameters() if p.grad is not None}
+        before = copy.deepcopy(model.state_dict())
+        step(model, optimizer, x)
+        projected_once(memory, before, gradients, 0.1)
+
+
+def test_a_new_optimizer_for_each_task_is_attached_and_the_old_one_is_not_kept_alive() -> None:
+    memory = GradientMemory(new_model(), threshold=0.8, alpha=math.inf)
+    old: list[weakref.ref[Optimizer]] = []
+    for task in range(3):
+        optimizer = SGD(memory.model.parameters(), lr=0.05, momentum=0.9)
+        handle = memory.attach(optimizer)
+        for x in batches(task):
+            step(memory.model, optimizer, x)
+        memory.update(batches(task))
+        assert handle.attached
+        old.append(weakref.ref(optimizer))
+        del optimizer
+        gc.collect()
+        assert old[-1]() is None
+        assert not handle.attached
+    assert memory.tasks == 3
+
+
+def test_a_memory_and_its_model_are_not_kept_alive_either() -> None:
+    model = nn.Sequential(nn.Linear(8, 40), nn.BatchNorm1d(40), nn.Linear(40, 4))
+    memory = GradientMemory(model, threshold=0.8)
+    memory.update(batches(0))
+    optimizer = SGD(model.parameters(), lr=0.05)
+    memory.attach(optimizer)
+    for x in batches(1):
+        step(model, optimizer, x)
+    gone = [weakref.ref(model), weakref.ref(memory)]
+    del model, memory, optimizer
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a_detached_optimizer_takes_raw_steps() -> None:
+    memory = learned(alpha=math.inf)
+    clone = copy.deepcopy(memory.model)
+    optimizer, plain = SGD(memory.model.parameters(), lr=0.1), SGD(clone.parameters(), lr=0.1)
+    handle = memory.attach(optimizer)
+    handle.detach()
+    assert not handle.attached
+    for x in batches(1):
+        step(memory.model, optimizer, x)
+        step(clone, plain, x)
+    assert_same(dict(memory.model.state_dict()), dict(clone.state_dict()))
+
+
+@pytest.mark.parametrize("road", ["auto", "applied"])
+def test_before_the_first_update_steps_are_those_of_the_optimizer(road: Any) -> None:
+    model, clone = new_model(), new_model()
+    memory = GradientMemory(model, threshold=0.9)
+    optimizer, plain = SGD(model.parameters(), lr=0.1, momentum=0.9), SGD(clone.parameters(), lr=0.1, momentum=0.9)
+    memory.attach(optimizer, road=road)
+    for x in batches(0):
+        step(model, optimizer, x)
+        step(clone, plain, x)
+    assert_same(dict(model.state_dict()), dict(clone.state_dict()))
+
+
+# Training that nobody projected
+
+
+@pytest.mark.parametrize("new_optimizer", [SGD, Adam])
+def test_weights_trained_by_an_unattached_optimizer_are_refused_at_the_next_update(new_optimizer: Any) -> None:
+    memory = learned()
+    optimizer = new_optimizer(memory.model.parameters(), lr=0.01)
+    step(memory.model, optimizer, batches(1)[0])
+    before = everything_of(memory)
+    with pytest.raises(RuntimeError, match="layer 'first' was trained by an optimizer that is not attached"):
+        memory.update(batches(1))
+    assert_same(everything_of(memory), before)
+    memory.update(batches(1), allow_unattached=True)
+    assert memory.tasks == 2
+    memory.update(batches(2))  # nothing has changed since
+
+
+def test_the_layer_that_was_trained_unattached_is_the_one_that_is_named() -> None:
+    memory = learned()
+    model = memory.model
+    assert isinstance(model, MLP)
+    attached = SGD([*model.first.parameters(), *model.second.parameters()], lr=0.1)
+    memory.attach(attached)
+    free = SGD(model.out.parameters(), lr=0.1)
+    model(batches(1)[0]).square().mean().backward()
+    attached.step()
+    free.step()
+    with pytest.raises(RuntimeError, match="layer 'out' was trained"):
+        memory.update(batches(1))
+    memory.update(batches(1), allow_unattached=True)
+    memory.attach(free)
+    model(batches(1)[0]).square().mean().backward()
+    attached.step()
+    free.step()
+    memory.update(batches(1))
+
+
+def test_one_changed_bit_of_a_weight_is_noticed() -> None:
+    memory = learned()
+    weight = memory.model.get_parameter("second.weight")
+    with torch.no_grad():
+        weight[3, 5] = torch.nextafter(weight[3, 5], torch.tensor(9.0))
+    with pytest.raises(RuntimeError, match="layer 'second'"):
+        memory.update(batches(1))
+
+
+def test_changes_of_excluded_layers_are_nobodys_business() -> None:
+    memory = learned(exclude=["out"])
+    with torch.no_grad():
+        memory.model.get_parameter("out.weight").add_(1)
+    memory.update(batches(1))
+    assert memory.tasks == 2
+
+
+# Models that change
+
+
+def test_a_head_that_is_added_later_is_scanned_and_protected_from_the_next_update() -> None:
+    model = Heads()
+    memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    memory.attach(optimizer)
+    for task in range(3):
+        model.heads.append(nn.Linear(12, 2))
+        optimizer.add_param_group({"params": list(model.heads[-1].parameters())})
+        before = copy.deepcopy(model.heads[-1].state_dict())
+        for x in batches(task):
+            step(model, optimizer, x)
+        assert not torch.equal(model.heads[-1].weight, before["weight"])
+        if task:
+            with pytest.warns(UserWarning, match="no input reached heads.0"):
+                memory.update(batches(task))
+        else:
+            memory.update(batches(task))
+        assert set(memory.subspaces) == {"trunk", *(f"heads.{i}" for i in range(task + 1))}
+    # The first head's bases stay, though its task is long past.
+    assert ranks(memory)["heads.0"] > 0
+    assert len(memory.capacity().layers) == 4
+
+
+def test_heads_that_are_excluded_are_free_whenever_they_come() -> None:
+    model = Heads()
+    memory = GradientMemory(model, threshold=0.8, exclude=["heads.*"])
+    for task in range(2):
+        model.heads.append(nn.Linear(12, 2))
+        memory.update(batches(task))
+    assert set(memory.subspaces) == {"trunk"}
+    assert memory.capacity().free == {
+        f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")
+    }
+
+
+def test_a_layer_that_no_input_reached_is_warned_of() -> None:
+    class Half(MLP):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x)
+
+    memory = GradientMemory(Half(), threshold=0.9)
+    with pytest.warns(UserWarning, match="no input reached second, out in this update"):
+        memory.update(batches(0))
+    assert set(memory.subspaces) == {"first"}
+    layers = {layer.layer: layer for layer in memory.capacity().layers}
+    assert layers["out"].bases == 0
+    assert layers["out"].free == 1
+
+
+def test_a_layer_that_is_not_trained_for_a_while_does_not_lose_its_bases() -> None:
+    memory = learned(alpha=math.inf)
+    first = memory.model.get_submodule("first")
+    held = memory.subspaces["first"].basis[0]
+    first.requires_grad_(False)
+    memory.update(batches(0))
+    first.requires_grad_(True)
+    optimizer = SGD(memory.model.parameters(), lr=0.5)
+    memory.attach(optimizer)
+    weight, bias = (parameter.detach().clone() for parameter in first.parameters())
+    for x in batches(1):
+        step(memory.model, optimizer, x)
+    now_weight, now_bias = (parameter.detach() for parameter in first.parameters())
+    change = torch.cat([now_weight - weight, (now_bias - bias).unsqueeze(1)], dim=1)
+    assert change.norm() > 1e-3
+    assert (change @ held).norm() < 1e-4 * change.norm()
+    assert int(memory.subspaces["first"].rank) >= held.shape[1]
+
+
+def test_a_layer_of_another_shape_under_the_same_name_is_refused() -> None:
+    memory = learned()
+    model = memory.model
+    model.first, model.second = nn.Linear(8, 30), nn.Linear(30, 40)
+    before = everything_of(memory)
+    with pytest.raises(ValueError, match="layer 'second' has changed: its inputs have 1 x 31 .*, its bases 1 x 41"):
+        memory.update(batches(1), allow_unattached=True)
+    assert_same(everything_of(memory), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "new_optimizer", [lambda p: SGD(p, lr=0.05), lambda p: AdamW(p, lr=1e-3, eps=1e-4)], ids=["SGD", "AdamW"]
+)
+def test_sixteen_bit_models_work_and_the_memory_keeps_its_own_precision(
+    new_optimizer: Callable[..., Optimizer], dtype: torch.dtype
+) -> None:
+    def leak(*, keep_master: bool) -> float:
+        model = new_model().to(dtype)
+        memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
+        optimizer = new_optimizer(model.parameters())
+        with pytest.warns(UserWarning, match="16-bit weights: the handle keeps a float32 master"):
+            handle = memory.attach(optimizer)
+        data = batches(0, dtype=dtype)
+        for x in data:
+            step(model, optimizer, x)
+        memory.update(data)
+        for subspace in memory.subspaces.values():
+            assert subspace.basis.dtype == torch.float32
+            M = subspace.basis[0].double()
+            assert (M.T @ M - torch.eye(M.shape[1])).abs().max() < 1e-6
+        for x in batches(1, dtype=dtype) * 10:
+            step(model, optimizer, x)
+            if not keep_master:
+                handle.load_state_dict({})
+        result = memory.check(data[0])
+        assert {p.dtype for p in model.parameters()} == {dtype}
+        assert all(0 < layer.drift < 1 for layer in result.layers)
+        memory.update(batches(1, dtype=dtype))
+        assert memory.tasks == 2
+        return result.leak
+
+    assert leak(keep_master=True) < 0.5 * leak(keep_master=False)
+
+
+@pytest.mark.parametrize("when", ["before steps", "after steps"])
+@pytest.mark.parametrize("new_optimizer", [lambda p: SGD(p, lr=0.1), lambda p: Adam(p, lr=1e-2)], ids=["SGD", "Adam"])
+def test_a_model_whose_dtype_changes_after_an_update_goes_on(
+    new_optimizer: Callable[..., Optimizer], when: str
+) -> None:
+    memory = learned(alpha=math.inf)
+    model = memory.model
+    if when == "after steps":
+        optimizer = new_optimizer(model.parameters())
+        memory.attach(optimizer)
+        for x in batches(1):
+            step(model, optimizer, x)
+        memory.update(batches(1))
+    model.double()
+    data = batches(2, dtype=torch.float64)
+    optimizer = new_optimizer(model.parameters())
+    memory.attach(optimizer)
+    for x in data:
+        step(model, optimizer, x)
+    result = memory.check(batches(0, dtype=torch.float64)[0])
+    assert 0 < result.drift
+    assert result.leak < 1e-5
+    memory.update(data)
+    assert {subspace.basis.dtype for subspace in memory.subspaces.values()} == {torch.float32}
+
+
+def test_a_change_of_dtype_alone_is_not_taken_for_training() -> None:
+    memory = learned()
+    memory.model.double()
+    memory.update(batches(1, dtype=torch.float64))
+    memory.model.float()
+    memory.update(batches(2))
+    assert memory.tasks == 3
+    with torch.no_grad():
+        memory.model.get_parameter("first.weight")[0, 0] += 1e-3
+    memory.model.double()
+    with pytest.raises(RuntimeError, match="layer 'first' was trained"):
+        memory.update(batches(3, dtype=torch.float64))
+
+
+def test_momentum_of_another_dtype_than_the_weights_is_no_obstacle() -> None:
+    memory = learned()
+    optimizer = SGD(memory.model.parameters(), lr=0.1, momentum=0.9)
+    memory.attach(optimizer)
+    step(memory.model, optimizer, batches(1)[0])
+    memory.model.double()
+    memory.update(batches(1, dtype=torch.float64))
+    memory.attach(optimizer)
+    step(memory.model, optimizer, batches(2, dtype=torch.float64)[0])
+
+
+# Leaves no trace
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks:UserWarning")
+def test_a_compiled_model_is_protected_like_the_module_inside() -> None:
+    memory = learned(alpha=math.inf)
+    torch._dynamo.reset()
+    model = new_model()
+    compiled = torch.compile(model, backend="eager")
+    own = GradientMemory(compiled, threshold=0.8, alpha=math.inf)
+    assert own.model is model
+    optimizer = SGD(compiled.parameters(), lr=0.1)
+    own.attach(optimizer)
+    own.update(batches(0))
+    assert_same(own.state_dict(), memory.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    for x in batches(1):
+        step(compiled, optimizer, x)
+    assert not torch.equal(model.first.weight, before["first.weight"])
+    result = own.check(batches(0)[0])
+    assert result.leak < 1e-5
+    own.update(batches(1))
+    assert own.tasks == 2
+    torch._dynamo.reset()
+
+
+NEW_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "SGD": lambda p: SGD(p, lr=0.05),
+    "SGD with momentum": lambda p: SGD(p, lr=0.05, momentum=0.9),
+    "Adam": lambda p: Adam(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("new_optimizer", NEW_OPTIMIZERS.values(), ids=NEW_OPTIMIZERS.keys())
+def test_training_leaves_no_trace_on_the_model(new_optimizer: Callable[..., Optimizer]) -> None:
+    model = new_model()
+    keys, attributes = list(model.state_dict()), {name: set(vars(m)) for name, m in model.named_modules()}
+    memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
+    optimizer = new_optimizer(model.parameters())
+    handle = memory.attach(optimizer)
+    for task in range(2):
+        for x in batches(task):
+            step(model, optimizer, x[:8])  # fewer rows than outputs, so that inputs are replaced with SGD
+        memory.update(batches(task))
+    for x in batches(2):
+        step(model, optimizer, x[:8])
+    if type(optimizer) is SGD:
+        assert "input" in handle.road.values()
+
+    assert list(model.state_dict()) == keys
+    assert type(model) is MLP
+    assert type(model.first) is nn.Linear
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == attributes
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._backward_hooks
+    for parameter in model.parameters():
+        assert parameter.requires_grad
+        assert not parameter._backward_hooks
+        assert not vars(parameter)
+
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    never_attached = MLP()
+    never_attached.load_state_dict(model.state_dict())
+    x = batches(3)[0][:8]
+    never_attached(x).square().mean().backward()
+    for copied in (torch.load(file, weights_only=False), copy.deepcopy(model)):
+        assert type(copied) is MLP
+        copied.zero_grad()
+        copied(x).square().mean().backward()
+        for a, b in zip(copied.parameters(), never_attached.parameters(), strict=True):
+            assert a.grad is not None
+            assert b.grad is not None
+            assert torch.equal(a.grad, b.grad)
+        # A copy trains freely, as one that was never attached.
+        plain, other = SGD(copied.parameters(), lr=0.1), SGD(never_attached.parameters(), lr=0.1)
+        twin = copy.deepcopy(never_attached.state_dict())
+        step(copied, plain, x)
+        step(never_attached, other, x)
+        assert_same(dict(copied.state_dict()), dict(never_attached.state_dict()))
+        never_attached.load_state_dict(twin)
+        never_attached.zero_grad()
+        never_attached(x).square().mean().backward()
+    # The original is projected all the while: its gradients, or what its optimizer applies, are not raw.
+    before = copy.deepcopy(model.state_dict())
+    step(model, optimizer, x)
+    subspace = memory.subspaces["first"]
+    change = torch.cat(
+        [model.first.weight - before["first.weight"], (model.first.bias - before["first.bias"])[:, None]], 1
+    )
+    assert (change @ subspace.basis[0]).norm() < 1e-3 * change.norm()  # float32 rounding of so small a step
+
+
+def test_extra_state_of_a_model_is_no_obstacle() -> None:
+    class Extra(MLP):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            assert state == {"version": 3}
+
+    memory = GradientMemory(Extra(), threshold=0.9)
+    memory.update(batches(0))
+    assert memory.check(batches(0)[0]).drift == 0
+
+
+# Warnings and words
+
+
+def test_a_layer_that_is_nearly_full_is_warned_of_by_name() -> None:
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 2))
+    memory = GradientMemory(model, threshold={"0": 1, "2": 0.5}, alpha=math.inf)
+    with pytest.warns(UserWarning, match=r"layer '0' is 100\.0% blocked and can hardly learn any more") as found:
+        memory.update([torch.randn(50, 6)])
+    assert len(found) == 1
+
+
+def test_the_warning_comes_above_95_percent_and_not_before() -> None:
+    # 20 dimensions, of which 19 are blocked: 95 % exactly, and one more is above.
+    for spanned, expected in ((19, 0), (20, 1)):
+        memory = GradientMemory(nn.Linear(20, 2, bias=False), threshold=1, alpha=math.inf)
+        inputs = torch.zeros(40, 20)
+        inputs[:, :spanned] = torch.randn(40, spanned, generator=torch.Generator().manual_seed(0))
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            memory.update([inputs])
+        assert int(next(iter(memory.subspaces.values())).rank) == spanned
+        assert len([w for w in found if "blocked" in str(w.message)]) == expected
+
+
+def test_repr_says_what_it_is() -> None:
+    memory = GradientMemory(new_model(), threshold=0.8, alpha=math.inf)
+    assert repr(memory) == "GradientMemory(3 layers, 0 tasks, threshold=0.8, alpha=inf)"
+    memory.update(batches(0))
+    assert repr(memory) == "GradientMemory(3 layers, 1 tasks, threshold=0.8, alpha=inf)"
+
+
+# A long life
+
+
+@pytest.mark.filterwarnings("ignore:layer .* blocked")
+@pytest.mark.parametrize("alpha", [10, math.inf])
+def test_a_hundred_tasks_stay_orthonormal_within_the_dimension(alpha: float) -> None:
+    torch.manual_seed(0)
+    model = MLP(inputs=20, width=24)
+    memory = GradientMemory(model, threshold=lambda task: min(0.7 + 0.003 * task, 0.99), alpha=alpha)
+    optimizer = SGD(model.parameters(), lr=0.05)
+    memory.attach(optimizer)
+    sizes = []
+    for task in range(100):
+        data = batches(task, n=15 if task % 2 else 60, inputs=20)
+        step(model, optimizer, data[0])
+        memory.update(data)
+        for subspace in memory.subspaces.values():
+            M, rank = subspace.basis[0].double(), int(subspace.rank)
+            assert rank == M.shape[1] <= subspace.dimension
+            assert (M.T @ M - torch.eye(rank)).abs().max() < 1e-6
+            assert subspace.importance.min() >= 0
+            assert subspace.importance.max() <= 1
+        sizes.append(ranks(memory)["first"])
+    assert memory.tasks == 100
+    assert sizes == sorted(sizes)
+    assert sizes[0] < 10 < sizes[-1]

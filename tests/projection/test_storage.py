@@ -1,0 +1,446 @@
+"""A memory as a file: going on from it, and every way in which it can be damaged."""
+
+import copy
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from data.make_memory import inputs, memory_of, network
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from sgp import GradientMemory
+from sgp.projection import storage
+
+OLD = Path(__file__).parent.parent / "data" / "memory-format-1.safetensors"
+
+
+class Mixed(nn.Module):
+    """Every kind of road: a convolution, a norm layer, a linear layer wider than the batch and a narrow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(3, 8, 3)
+        self.norm = nn.BatchNorm1d(8)
+        self.wide = nn.Linear(32, 64)
+        self.out = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.conv(x)).relu().flatten(1)
+        return self.out(self.wide(hidden).relu())
+
+
+def task(seed: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(3, 3, generator=generator)
+    x = torch.einsum("nct,cd->ndt", torch.randn(6, 16, 3, 6, generator=generator).flatten(0, 1), mixing)
+    y = torch.randint(3, (96,), generator=generator)
+    return list(zip(x.split(16), y.split(16), strict=True))
+
+
+def train(model: nn.Module, optimizer: Optimizer, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def new_model() -> Mixed:
+    torch.manual_seed(0)
+    return Mixed()
+
+
+def new_memory(model: nn.Module) -> GradientMemory:
+    return GradientMemory(model, threshold=lambda i: 0.9 + 0.02 * i, alpha=5)
+
+
+def learned_memory(rest: str = "freeze") -> GradientMemory:
+    memory = GradientMemory(new_model(), threshold=0.9, alpha=5, rest=rest)  # type: ignore[arg-type]
+    memory.update(task(0))
+    return memory
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Every tensor and plain value of a state dict by its path."""
+    if isinstance(value, dict):
+        return {k: v for key, item in value.items() for k, v in leaves(item, f"{path}/{key}").items()}
+    if isinstance(value, list):
+        return {k: v for i, item in enumerate(value) for k, v in leaves(item, f"{path}/{i}").items()}
+    return {path: value}
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Bit-equal state dicts."""
+    a, b = leaves(a), leaves(b)
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        if isinstance(value, Tensor):
+            assert value.dtype == b[key].dtype, key
+            assert torch.equal(value, b[key]), key
+        else:
+            assert value == b[key], key
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "SGD": lambda model: SGD(model.parameters(), lr=0.05),
+    "SGD with momentum": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9),
+    "SGD with weight decay": lambda model: SGD(model.parameters(), lr=0.05, weight_decay=1e-2),
+    "Adam": lambda model: Adam(model.parameters(), lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("order", ["attach last", "attach first"])
+@pytest.mark.parametrize("new_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
+    new_optimizer: Callable[[nn.Module], Optimizer], order: str, tmp_path: Path
+) -> None:
+    model = new_model()
+    memory = new_memory(model)
+    optimizer = new_optimizer(model)
+    memory.attach(optimizer)
+    train(model, optimizer, task(0))
+    memory.update(task(0))
+    train(model, optimizer, task(1)[:3])
+
+    memory.save(tmp_path / "memory.safetensors")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "rest.pt")
+    torch.manual_seed(99)
+    resumed = Mixed()
+    resumed_memory = new_memory(resumed)
+    resumed_optimizer = new_optimizer(resumed)
+    if order == "attach first":
+        resumed_memory.attach(resumed_optimizer)
+    rest = torch.load(tmp_path / "rest.pt")
+    resumed.load_state_dict(rest["model"])
+    resumed_optimizer.load_state_dict(rest["optimizer"])
+    resumed_memory.load(tmp_path / "memory.safetensors")
+    if order == "attach last":
+        resumed_memory.attach(resumed_optimizer)
+    assert_same(resumed_memory.state_dict(), memory.state_dict())
+
+    for m, o, kept in ((model, optimizer, memory), (resumed, resumed_optimizer, resumed_memory)):
+        train(m, o, task(1)[3:])
+        kept.update(task(1))
+        train(m, o, task(2)[:2])
+    assert_same(resumed.state_dict(), model.state_dict())
+    assert_same(resumed_memory.state_dict(), memory.state_dict())
+    assert_same(resumed_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
+    # Nothing above would show it if the steps were not projected at all.
+    assert any((s.importance == 1).any() for s in memory.subspaces.values())
+    assert resumed_memory.tasks == 2
+
+
+def test_sixteen_bit_weights_go_on_bit_equal_with_the_masters_of_the_handle(tmp_path: Path) -> None:
+    def new() -> tuple[nn.Module, GradientMemory, Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).bfloat16()
+        return model, GradientMemory(model, threshold=0.9, alpha=5), AdamW(model.parameters(), lr=1e-3)
+
+    def steps(model: nn.Module, optimizer: Optimizer, seeds: range) -> None:
+        for seed in seeds:
+            x = torch.randn(12, 8, generator=torch.Generator().manual_seed(seed)).bfloat16()
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    model, memory, optimizer = new()
+    with pytest.warns(UserWarning, match="16-bit"):
+        handle = memory.attach(optimizer)
+    steps(model, optimizer, range(3))
+    memory.update([torch.randn(20, 8).bfloat16()])
+    steps(model, optimizer, range(3, 8))
+    memory.save(tmp_path / "memory")
+    resumed, resumed_memory, resumed_optimizer = new()
+    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    resumed_memory.load(tmp_path / "memory")
+    assert_same(resumed_memory.state_dict(), memory.state_dict())
+    with pytest.warns(UserWarning, match="16-bit"):
+        resumed_memory.attach(resumed_optimizer).load_state_dict(copy.deepcopy(handle.state_dict()))
+    assert handle.state_dict()
+    steps(model, optimizer, range(8, 14))
+    steps(resumed, resumed_optimizer, range(8, 14))
+    assert_same(resumed.state_dict(), model.state_dict())
+
+
+def test_shared_subspaces_are_stored_once_and_stay_shared(tmp_path: Path) -> None:
+    def attention() -> GradientMemory:
+        torch.manual_seed(0)
+        return GradientMemory(nn.MultiheadAttention(8, 2, batch_first=True), threshold=0.7)
+
+    def run(memory: GradientMemory) -> Callable[[Tensor], Any]:
+        return lambda x: memory.model(x, x, x)
+
+    batch = torch.randn(30, 5, 8, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 0.1, 8)
+    memory, loaded = attention(), attention()
+    memory.update([batch], forward=run(memory))
+    memory.save(tmp_path / "memory")
+    loaded.load(tmp_path / "memory")
+    for m in (memory, loaded):
+        query, key, value, attended = m.subspaces.values()
+        assert query is key is value is not attended
+    with safe_open(tmp_path / "memory", framework="pt") as file:
+        bases = [key for key in file.keys() if file.get_tensor(key).dim() == 3]  # noqa: SIM118
+    assert len(bases) == 2
+    # They are still shared after the next update, and that update is the same.
+    for m in (memory, loaded):
+        m.update([batch.roll(1, dims=2)], forward=run(m), allow_unattached=True)
+    assert_same(loaded.state_dict(), memory.state_dict())
+    assert len(loaded.state_dict()["subspaces"]) == 2
+
+
+def header_size(file: bytes) -> int:
+    return 8 + int.from_bytes(file[:8], "little")
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda file: b"",
+    "seven bytes": lambda file: file[:7],
+    "half the header": lambda file: file[: header_size(file) // 2],
+    "the header alone": lambda file: file[: header_size(file)],
+    "half": lambda file: file[: len(file) // 2],
+    "all but one byte": lambda file: file[:-1],
+    "one byte too many": lambda file: file + b"\0",
+    "text": lambda file: b"this is no memory\n" * 20,
+    "pickle": lambda file: pickle.dumps({"format": 1, "subspaces": []}),
+    "safetensors of something else": lambda file: save({"weight": torch.zeros(3)}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_file_is_refused_by_its_path_and_changes_nothing(
+    damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    memory = learned_memory()
+    before = copy.deepcopy(memory.state_dict())
+    path = tmp_path / "memory.safetensors"
+    memory.save(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="truncated, damaged or not a saved memory") as error:
+        memory.load(path)
+    assert str(path) in str(error.value)
+    assert_same(memory.state_dict(), before)
+
+
+def test_a_single_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+    whole = OLD.read_bytes()
+    path = tmp_path / "flipped"
+    # Every seventh byte, with each of the eight bits in turn: lengths, names, numbers and tensors alike.
+    for count, position in enumerate(range(0, len(whole), 7)):
+        flipped = bytes([whole[position] ^ (1 << count % 8)])
+        path.write_bytes(whole[:position] + flipped + whole[position + 1 :])
+        with pytest.raises(ValueError, match="damaged|has format") as error:
+            storage.read(path)
+        assert str(path) in str(error.value)
+
+
+def test_numbers_of_the_file_cannot_be_changed_unnoticed(tmp_path: Path) -> None:
+    whole = OLD.read_bytes()
+    for old, new in ((b'\\"tasks\\": 2', b'\\"tasks\\": 9'), (b'\\"out.weight\\"', b'\\"owt.weight\\"')):
+        assert old in whole
+        (tmp_path / "changed").write_bytes(whole.replace(old, new))
+        with pytest.raises(ValueError, match="do not match its digest"):
+            storage.read(tmp_path / "changed")
+
+
+def test_a_newer_format_is_refused_and_the_message_says_what_is_read(tmp_path: Path) -> None:
+    memory = learned_memory()
+    before = copy.deepcopy(memory.state_dict())
+    newer = tmp_path / "newer"
+    storage.write(newer, {"format": 2, "contents": {"of": torch.ones(2), "another": "shape"}})
+    with pytest.raises(ValueError, match="has format 2; this version reads up to 1") as error:
+        memory.load(newer)
+    assert str(newer) in str(error.value)
+    assert_same(memory.state_dict(), before)
+
+
+@pytest.mark.parametrize("missing", ["nowhere.safetensors", "no_folder/memory", "."])
+def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
+    memory = learned_memory()
+    before = copy.deepcopy(memory.state_dict())
+    with pytest.raises(FileNotFoundError, match="no saved memory at") as error:
+        memory.load(tmp_path / missing)
+    assert str(tmp_path / missing) in str(error.value)
+    assert_same(memory.state_dict(), before)
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = learned_memory()
+    path = tmp_path / "memory.safetensors"
+    memory.save(path)
+    old = path.read_bytes()
+    memory.update(task(1))
+
+    def fail(*args: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2, "the new file is not written beside the old one"
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(OSError, match="no space left"):
+            memory.save(path)
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+    memory.save(path)
+    assert path.read_bytes() != old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_file_has_the_permissions_that_the_user_gives_new_files(tmp_path: Path) -> None:
+    learned_memory().save(tmp_path / "memory")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "memory").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_nothing_in_the_file_is_executable(tmp_path: Path) -> None:
+    learned_memory().save(tmp_path / "memory")
+    with safe_open(tmp_path / "memory", framework="pt") as file:
+        contents = json.loads(file.metadata()["sgp"])
+    assert set(contents) == {"tree", "digest"}
+    assert contents["tree"]["format"] == storage.FORMAT
+
+
+class Narrow(Mixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(20, 64)
+
+
+class Renamed(Mixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = self.wide
+        del self.wide
+
+
+class Grouped(Mixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(6, 8, 3, groups=2)
+
+
+class WiderNorm(Mixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(9)
+
+
+class OtherNorm(Mixed):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 8)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Narrow(), r"layer 'wide': the saved memory has 1 x 33 input dimensions, the model 1 x 21"),
+        (Grouped(), r"layer 'conv': the saved memory has 1 x 10 input dimensions, the model 2 x 10"),
+        (Renamed(), r"layer 'wide' of the saved memory is not in the model, which has conv, out, hidden"),
+        (WiderNorm(), r"'norm.running_mean': the saved memory has shape \(8,\), the model \(9,\)"),
+        (OtherNorm(), r"'norm.running_mean' of the saved memory is not in the model"),
+    ],
+    ids=["narrower layer", "groups", "renamed layer", "wider norm layer", "other norm layer"],
+)
+def test_a_memory_that_does_not_fit_names_the_layer_and_both_shapes(
+    model: nn.Module, message: str, tmp_path: Path
+) -> None:
+    learned_memory().save(tmp_path / "memory")
+    other = GradientMemory(model, threshold=0.9)
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=message):
+        other.load(tmp_path / "memory")
+    assert_same(other.state_dict(), before)
+    assert other.subspaces == {}
+
+
+def test_a_memory_with_protected_biases_does_not_fit_one_with_frozen_ones(tmp_path: Path) -> None:
+    learned_memory().save(tmp_path / "memory")
+    frozen = GradientMemory(new_model(), threshold=0.9, bias="freeze")
+    with pytest.raises(ValueError, match=r"'conv': .* 1 x 10 .*, the model 1 x 9 \(a protected bias adds one\)"):
+        frozen.load(tmp_path / "memory")
+
+
+def test_a_loaded_memory_knows_whether_the_model_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
+    memory = learned_memory()
+    memory.save(tmp_path / "memory")
+    same = GradientMemory(copy.deepcopy(memory.model), threshold=0.9)
+    same.load(tmp_path / "memory")
+    assert same.check(task(0)[0]).drift == 0
+    same.update(task(1))
+    assert same.tasks == 2
+
+    other = GradientMemory(Mixed(), threshold=0.9)
+    other.load(tmp_path / "memory")
+    with pytest.raises(RuntimeError, match="pass reference="):
+        other.check(task(0)[0])
+    with pytest.raises(RuntimeError, match="not attached"):
+        other.update(task(1))
+
+
+def test_a_memory_saved_before_the_first_update_is_one_that_has_not_begun(tmp_path: Path) -> None:
+    def new() -> GradientMemory:
+        return new_memory(new_model())
+
+    memory, loaded = new(), new()
+    memory.save(tmp_path / "memory")
+    loaded.load(tmp_path / "memory")
+    optimizers = [SGD(m.model.parameters(), lr=0.1) for m in (memory, loaded)]
+    for m, optimizer in zip((memory, loaded), optimizers, strict=True):
+        m.attach(optimizer)
+        train(m.model, optimizer, task(0))
+        m.update(task(0))
+    assert_same(loaded.model.state_dict(), memory.model.state_dict())
+    assert_same(loaded.state_dict(), memory.state_dict())
+    assert float(loaded.model.get_buffer("norm.num_batches_tracked")) == len(task(0))
+
+
+def test_an_older_state_can_be_loaded_back_into_the_same_memory() -> None:
+    memory = new_memory(new_model())
+    start = memory.state_dict()
+    memory.update(task(0))
+    first = copy.deepcopy(memory.state_dict())
+    memory.update(task(1))
+    memory.load_state_dict(first)
+    assert_same(memory.state_dict(), first)
+    memory.load_state_dict(start)
+    assert memory.tasks == 0
+    assert memory.subspaces == {}
+    assert memory.state_dict()["statistics"] == {}
+
+
+def test_the_file_of_format_one_still_loads() -> None:
+    memory = memory_of(network())
+    memory.load(OLD)
+    assert memory.tasks == 2
+    ranks = {name: subspace.rank.tolist() for name, subspace in memory.subspaces.items()}
+    assert ranks == {
+        "conv": [5, 5],
+        "attention:query": [3],
+        "attention:key": [3],
+        "attention:value": [3],
+        "attention:attended": [2],
+        "out": [2],
+    }
+    conv = memory.subspaces["conv"]
+    assert conv.basis.shape == (2, 7, 5)
+    expected = torch.tensor([[1, 1, 1, 0.9930, 0.9354], [1, 1, 1, 0.9920, 0.9346]])
+    torch.testing.assert_close(conv.importance, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(conv.basis.mT @ conv.basis, torch.eye(5).expand(2, 5, 5), atol=1e-5, rtol=0)
+    statistics = memory.state_dict()["statistics"]
+    assert list(statistics) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    torch.testing.assert_close(statistics["norm.running_mean"], memory.model.get_buffer("norm.running_mean"))
+    assert memory.subspaces["attention:query"] is memory.subspaces["attention:value"]
+    # The weights are those it was saved with, bit by bit, so the memory goes on as if it had not been away.
+    memory.update([inputs(2)])
+    assert memory.tasks == 3
