@@ -62,9 +62,7 @@ def train(model: AlexNet, memory: sgp.GradientMemory, data: Task, index: int, ep
             torch.autograd.backward(F.cross_entropy(model(images[chosen], task=index), labels[chosen]))
             optimizer.step()
         loss, accuracy = evaluate(model, data.validation, index)
-        print(
-            f"task {index} epoch {epoch + 1}: validation loss {loss:.3f}, accuracy {accuracy:.1%}", flush=True
-        )
+        print(f"task {index} epoch {epoch + 1}: validation loss {loss:.3f}, accuracy {accuracy:.1%}", flush=True)
         if loss < best:
             best, best_state, patience = loss, copy.deepcopy(model.state_dict()), PATIENCE
             continue
@@ -98,15 +96,11 @@ def samples_and_threshold(model: AlexNet, images: Tensor, seed: int) -> list[dic
     `energy` is the share of the energy of all images' inputs that lies in the bases; `best` is the largest
     share that as many bases can hold.
     """
-    guards = list(
-        layout_of(model, exclude=["heads.*"], bias="protect", rest="freeze", strict=False).guards.values()
-    )
+    guards = list(layout_of(model, exclude=["heads.*"], bias="protect", rest="freeze", strict=False).guards.values())
     names = [guard.name for guard in guards]
     batches = shuffled(images, seed)
     statistics = {
-        count: collect(
-            model, batches, guards, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
-        )
+        count: collect(model, batches, guards, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False))
         for count in TABLE_SAMPLES
     }
     table: list[dict[str, object]] = []
@@ -181,9 +175,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         saved = torch.load(arguments.checkpoint, weights_only=True)
         before = json.loads(saved["report"])
         if before["settings"] != json.loads(json.dumps(report["settings"])):
-            raise SystemExit(
-                f"{arguments.checkpoint} is of a run with other settings: remove it or name another"
-            )
+            raise SystemExit(f"{arguments.checkpoint} is of a run with other settings: remove it or name another")
         report |= {key: before[key] for key in ("dimensions", "tasks", "samples_and_threshold")}
         model.load_state_dict(saved["model"])
         memory.load_state_dict(saved["memory"])
@@ -221,9 +213,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5, help="per task; the paper has at most 200")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--samples", default="paper", help="'paper' (24/100/100/125/125 per layer), a number, or 'all'"
-    )
+    parser.add_argument("--samples", default="paper", help="'paper' (24/100/100/125/125 per layer), a number, or 'all'")
     parser.add_argument("--threads", type=int, help="threads that torch may use")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("ranks.json"))
     parser.add_argument("--checkpoint", type=Path, default=Path(".bench/ranks.pt"))

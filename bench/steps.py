@@ -35,9 +35,7 @@ def random_subspace(dimension: int, rank: int, seed: int) -> Subspace:
     """A subspace of one group with random orthonormal bases and importances from 1 down to 0.2."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(dimension, rank, generator=generator)).Q
-    return Subspace(
-        basis.unsqueeze(0).contiguous(), torch.linspace(1, 0.2, rank).unsqueeze(0), torch.tensor([rank])
-    )
+    return Subspace(basis.unsqueeze(0).contiguous(), torch.linspace(1, 0.2, rank).unsqueeze(0), torch.tensor([rank]))
 
 
 def subspaces(model: nn.Module, ranks: Mapping[str, int], *, constant: bool) -> dict[str, Subspace]:
@@ -109,16 +107,13 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
         "published": _step(dense, dense_adam, loss),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
-    return _row(
-        f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "road": dict(handle.road)}
-    )
+    return _row(f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "road": dict(handle.road)})
 
 
 def remember(memory: sgp.GradientMemory, found: Mapping[str, Subspace]) -> None:
     """Give a memory subspaces as if an update had found them."""
     entries = [
-        {"layers": [name], "basis": s.basis, "importance": s.importance, "rank": s.rank}
-        for name, s in found.items()
+        {"layers": [name], "basis": s.basis, "importance": s.importance, "rank": s.rank} for name, s in found.items()
     ]
     memory.load_state_dict(memory.state_dict() | {"tasks": 1, "subspaces": entries})
 

@@ -21,9 +21,7 @@ class Times:
         return median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
 
 
-def take_turns(
-    ways: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1, warm: int = 0
-) -> Times:
+def take_turns(ways: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1, warm: int = 0) -> Times:
     """Run every way once per round, A B C A B C ..., and keep its time.
 
     Each turn calls the way `warm` times untimed, so that it finds its own data in the caches as it does in

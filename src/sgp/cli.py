@@ -27,14 +27,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from sgp.demo import Demo, run
 
-    # Without arguments, say what there is rather than that something is missing. A mistake ends the process inside, with status 2.
+    # Without arguments, say what there is rather than that something is missing. A mistake in them ends the process
+    # in here, with status 2 and a message.
     demo: Demo = subcommand_cli_from_dict(
         {"demo": Demo},
         prog="sgp",
         description="Continual learning by scaled gradient projection. `sgp --version` tells the version.",
         args=arguments or ["--help"],
     )
-    run(Console(), demo)
+    try:
+        run(Console(), demo)
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -93,9 +93,7 @@ def run(console: Console, demo: Demo) -> dict[str, list[Outcome]]:
     return outcomes
 
 
-def _learn(
-    tasks: list[Task], seed: int, demo: Demo, alpha: float | None, task_done: Callable[[], object]
-) -> Outcome:
+def _learn(tasks: list[Task], seed: int, demo: Demo, alpha: float | None, task_done: Callable[[], object]) -> Outcome:
     """Learn the tasks one after another; without alpha there is no memory and this is finetuning."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -133,9 +131,7 @@ def _free(memory: GradientMemory) -> float:
     return sum(layer.free * layer.dimension for layer in layers) / sum(layer.dimension for layer in layers)
 
 
-def _train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, generator: torch.Generator
-) -> None:
+def _train(model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, generator: torch.Generator) -> None:
     """One epoch, as any PyTorch user would write it: the memory asks for nothing here."""
     for batch in torch.randperm(len(task.train_labels), generator=generator).split(BATCH):
         optimizer.zero_grad()

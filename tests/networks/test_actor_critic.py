@@ -54,6 +54,4 @@ def test_weights_start_orthogonal_with_the_published_gains(model: ActorCritic) -
         assert layer.bias is not None
         assert not layer.bias.any()
         rows = layer.weight.detach().flatten(1).double()
-        torch.testing.assert_close(
-            rows @ rows.T, gain**2 * torch.eye(len(rows)).double(), atol=1e-4 * gain**2, rtol=0
-        )
+        torch.testing.assert_close(rows @ rows.T, gain**2 * torch.eye(len(rows)).double(), atol=1e-4 * gain**2, rtol=0)

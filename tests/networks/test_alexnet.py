@@ -9,9 +9,7 @@ from sgp.networks.alexnet import AlexNet
 
 def test_it_has_the_published_number_of_parameters() -> None:
     model = AlexNet()
-    weights = {
-        name: getattr(model, name).weight.numel() for name in ("conv1", "conv2", "conv3", "fc1", "fc2")
-    }
+    weights = {name: getattr(model, name).weight.numel() for name in ("conv1", "conv2", "conv3", "fc1", "fc2")}
     assert weights == {"conv1": 3072, "conv2": 73728, "conv3": 131072, "fc1": 2097152, "fc2": 4194304}
     assert sum(p.numel() for name, p in model.named_parameters() if name.startswith("norm")) == 9088
     assert sum(p.numel() for p in model.heads.parameters()) == 204800
@@ -20,9 +18,7 @@ def test_it_has_the_published_number_of_parameters() -> None:
 
 def test_protected_weights_stand_where_the_published_code_expects_them() -> None:
     names = [name for name, _ in AlexNet().named_parameters()]
-    assert [names[i] for i in (0, 3, 6, 9, 12)] == [
-        f"{m}.weight" for m in ("conv1", "conv2", "conv3", "fc1", "fc2")
-    ]
+    assert [names[i] for i in (0, 3, 6, 9, 12)] == [f"{m}.weight" for m in ("conv1", "conv2", "conv3", "fc1", "fc2")]
     assert all(name.startswith("heads.") for name in names[15:])
 
 

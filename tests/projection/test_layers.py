@@ -98,9 +98,7 @@ def test_patches_follow_a_padding_that_was_set_after_the_convolution_was_made() 
 
 
 @few
-@given(
-    st.lists(st.integers(1, 3), max_size=4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans()
-)
+@given(st.lists(st.integers(1, 3), max_size=4), st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
 def test_rows_times_the_weight_of_a_linear_layer_are_its_output(
     leading: list[int], inputs: int, outputs: int, bias: bool, by_keyword: bool
 ) -> None:
@@ -414,9 +412,7 @@ def test_a_step_leaves_the_outputs_of_attention_for_remembered_inputs_unchanged(
 ) -> None:
     torch.manual_seed(0)
     kdim, vdim = (10, 12) if kind == "separate" else (16, 16)
-    attention = nn.MultiheadAttention(
-        16, 2, bias=bias, kdim=kdim, vdim=vdim, batch_first=shape == "batch first"
-    ).eval()
+    attention = nn.MultiheadAttention(16, 2, bias=bias, kdim=kdim, vdim=vdim, batch_first=shape == "batch first").eval()
 
     def sequence(size: int) -> Tensor:
         return torch.randn(*([] if shape == "unbatched" else [2]), 3, size)
@@ -428,9 +424,7 @@ def test_a_step_leaves_the_outputs_of_attention_for_remembered_inputs_unchanged(
         tensors = (query, *(sequence(16),) * 2)
     else:
         tensors = (query, sequence(kdim), sequence(vdim))
-    assert_a_step_leaves_the_outputs_of_remembered_inputs(
-        attention, *tensors, optimizer=optimizer, need_weights=False
-    )
+    assert_a_step_leaves_the_outputs_of_remembered_inputs(attention, *tensors, optimizer=optimizer, need_weights=False)
 
 
 @pytest.mark.usefixtures("own_types")

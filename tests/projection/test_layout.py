@@ -52,9 +52,7 @@ def test_a_name_matches_by_itself_or_by_a_module_that_it_lies_in() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=4), st.data())
-def test_the_literal_name_of_every_ancestor_matches_and_of_no_stranger(
-    parts: list[str], data: st.DataObject
-) -> None:
+def test_the_literal_name_of_every_ancestor_matches_and_of_no_stranger(parts: list[str], data: st.DataObject) -> None:
     name = ".".join(parts)
     depth = data.draw(st.integers(1, len(parts)))
     ancestor = ".".join(parts[:depth])
@@ -112,9 +110,7 @@ def test_every_parameter_is_guarded_or_frozen_or_free_and_never_two_of_these(
 
 def test_each_parameter_that_is_not_guarded_has_its_reason() -> None:
     found = layout(Mixed(), exclude=["heads.*"], bias="freeze")
-    assert found.free == {
-        f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")
-    }
+    assert found.free == {f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")}
     assert found.frozen == {
         "token": "unsupported layer type Mixed",
         "words.weight": "unsupported layer type Embedding",
@@ -297,8 +293,10 @@ def test_outputs_stay_through_a_tied_weight_whatever_biases_there_are(first: boo
 @pytest.mark.parametrize("also_weight", [True, False])
 def test_outputs_stay_through_a_bias_that_is_shared(also_weight: bool) -> None:
     torch.manual_seed(0)
-    model = tied(first_bias=True, second_bias=True) if also_weight else nn.Sequential(
-        nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12)
+    model = (
+        tied(first_bias=True, second_bias=True)
+        if also_weight
+        else nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
     )
     model[2].bias = model[0].bias
     assert step_on_other_data(model, torch.randn(3, 12)) < 1e-5
@@ -403,9 +401,7 @@ def test_what_is_not_trained_is_skipped() -> None:
     found = layout(model, strict=True)
     assert list(found.guards) == ["1", "2"]
     assert found.guards["1"].parameters == ["1.weight"]
-    assert found.frozen == dict.fromkeys(
-        ["0.weight", "0.bias", "1.bias"], "not trained (requires_grad is False)"
-    )
+    assert found.frozen == dict.fromkeys(["0.weight", "0.bias", "1.bias"], "not trained (requires_grad is False)")
 
 
 def test_a_bias_that_is_trained_without_its_weight_is_no_unknown_layer() -> None:

@@ -114,9 +114,7 @@ def test_a_threshold_outside_of_zero_to_one_is_refused_at_once(form: Callable[[A
 
 
 @pytest.mark.parametrize("value", [0, 1.5, math.nan, None])
-@pytest.mark.parametrize(
-    "form", [lambda f: f, lambda f: {"first": 0.9, "*": f}], ids=["function", "dict of functions"]
-)
+@pytest.mark.parametrize("form", [lambda f: f, lambda f: {"first": 0.9, "*": f}], ids=["function", "dict of functions"])
 def test_a_function_that_gives_a_bad_threshold_is_refused_and_names_the_layer(
     form: Callable[[Any], Any], value: Any
 ) -> None:
@@ -320,7 +318,7 @@ def test_an_update_that_fails_in_the_middle_leaves_everything_as_it_was(monkeypa
     assert_same(everything_of(memory), before)
 
     with pytest.raises((RuntimeError, ValueError), match="shape"):
-        memory.update([batches(1)[0], torch.randn(4, 9)])
+        memory.update([batches(1)[0], torch.ones(4, 9)])
     assert_same(everything_of(memory), before)
     memory.update(batches(1))
     assert memory.tasks == 2
@@ -490,7 +488,9 @@ def test_a_bias_rule_of_the_user_counts_more_than_the_preset() -> None:
 # Attaching
 
 
-def projected_once(memory: GradientMemory, before: dict[str, Tensor], gradients: dict[str, Tensor], rate: float) -> None:
+def projected_once(
+    memory: GradientMemory, before: dict[str, Tensor], gradients: dict[str, Tensor], rate: float
+) -> None:
     """Each layer moved by the gradient, projected exactly once."""
     for name, subspace in memory.subspaces.items():
         joint = torch.cat([gradients[f"{name}.weight"], gradients[f"{name}.bias"].unsqueeze(1)], dim=1)
@@ -691,16 +691,10 @@ def test_a_layer_that_is_not_trained_for_a_while_does_not_lose_its_bases() -> No
     first.requires_grad_(False)
     memory.update(batches(0))
     first.requires_grad_(True)
-    optimizer = SGD(memory.model.parameters(), lr=0.5)
-    memory.attach(optimizer)
-    weight, bias = (parameter.detach().clone() for parameter in first.parameters())
-    for x in batches(1):
-        step(memory.model, optimizer, x)
-    now_weight, now_bias = (parameter.detach() for parameter in first.parameters())
-    change = torch.cat([now_weight - weight, (now_bias - bias).unsqueeze(1)], dim=1)
-    assert change.norm() > 1e-3
-    assert (change @ held).norm() < 1e-4 * change.norm()
-    assert int(memory.subspaces["first"].rank) >= held.shape[1]
+    memory.update(batches(1))
+    now = memory.subspaces["first"].basis[0]
+    assert 0 < held.shape[1] < now.shape[0]
+    torch.testing.assert_close(now @ (now.T @ held), held, atol=1e-5, rtol=0)
 
 
 def test_a_layer_of_another_shape_under_the_same_name_is_refused() -> None:
@@ -813,7 +807,7 @@ def test_a_compiled_model_is_protected_like_the_module_inside() -> None:
     optimizer = SGD(compiled.parameters(), lr=0.1)
     own.attach(optimizer)
     own.update(batches(0))
-    assert_same(own.state_dict(), memory.state_dict())
+    assert_same(own.state_dict()["subspaces"], memory.state_dict()["subspaces"])
     before = copy.deepcopy(model.state_dict())
     for x in batches(1):
         step(compiled, optimizer, x)

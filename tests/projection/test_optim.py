@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import paper
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import paper
 import sgp
 
 STEPS = 50
@@ -229,7 +229,9 @@ def test_a_closure_is_projected_after_the_step() -> None:
     assert_no_leak(memory, before)
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}])
+@pytest.mark.parametrize(
+    "settings", [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}]
+)
 def test_momentum_kept_from_the_task_before_does_not_leak(settings: dict[str, Any]) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
@@ -287,6 +289,20 @@ def test_steps_that_a_grad_scaler_skips_change_nothing() -> None:
         scaler.update()
         if step % 5 == 3:
             assert all(torch.equal(kept[name], tensor) for name, tensor in model.state_dict().items())
+    assert_no_leak(memory, before)
+
+
+def test_a_learning_rate_schedule_and_a_tensor_rate_do_not_leak() -> None:
+    model = Net()
+    memory = remembering(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.3))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    handle = memory.attach(optimizer)
+    before = snapshot(model)
+    for step in range(STEPS):
+        train(model, optimizer, 1, first=step)
+        schedule.step()
+    assert handle.road["fc1"] == "input"
     assert_no_leak(memory, before)
 
 
@@ -367,6 +383,7 @@ def test_unusual_uses_of_a_weight_do_not_leak_and_stay_exact(cls: type[Net], alp
         torch.testing.assert_close(tensor, results[1][name], atol=5e-6, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:layer 'conv' is 100.0% blocked")
 def test_a_tied_weight_is_guarded_for_the_inputs_of_both_modules() -> None:
     model = Tied()
     memory = remembering(model, threshold=1.0)
@@ -439,6 +456,7 @@ def test_autocast_does_not_leak() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_compiled_model_does_not_leak(order: str) -> None:
     torch.compiler.reset()
@@ -488,6 +506,7 @@ def test_a_bias_in_another_optimizer_does_not_leak() -> None:
     assert_no_leak(memory, before)
 
 
+@pytest.mark.filterwarnings("ignore:layer 'conv' is 100.0% blocked")
 @pytest.mark.parametrize("rule", ["protect", "freeze"])
 def test_old_outputs_do_not_move_when_all_they_span_is_blocked(rule: Any) -> None:
     model = Net()

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
+import paper
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import paper
 from sgp.projection.statistic import Statistic
 from sgp.projection.subspace import Numerics, Subspace, importance, minimal_rank
 
@@ -48,7 +48,7 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
         threshold = 0.80 + 0.02 * task
         rows = random_rows(n, d, seed=task)
         R = rows.numpy().T
-        M, lam = (paper.next_task(M, lam, R, threshold, alpha) if task else paper.first_task(R, threshold, alpha))
+        M, lam = paper.next_task(M, lam, R, threshold, alpha) if task else paper.first_task(R, threshold, alpha)
         subspace = subspace.grow(statistic_of(rows, folded=folded), threshold=threshold, alpha=alpha)
         assert_same_space(subspace, M)
         np.testing.assert_allclose(subspace.importance[0].numpy(), lam, atol=1e-5)
@@ -118,7 +118,10 @@ def test_groups_are_independent_subspaces_of_their_own_rank() -> None:
         torch.testing.assert_close(stack.importance[g, :k], alone.importance[0])
         assert (stack.basis[g, :, k:] == 0).all()
         torch.testing.assert_close(
-            stack.basis[g, :, :k] @ stack.basis[g, :, :k].T, alone.basis[0] @ alone.basis[0].T, atol=1e-5, rtol=0
+            stack.basis[g, :, :k] @ stack.basis[g, :, :k].T,
+            alone.basis[0] @ alone.basis[0].T,
+            atol=1e-5,
+            rtol=0,
         )
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from sgp.projection.layout import Layout
 from sgp.projection.subspace import Subspace
@@ -84,16 +87,24 @@ def capacity_of(
 
 def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
     """The memory as a table, then every parameter that it does not protect and why."""
-    table = Table(title=f"GradientMemory after {tasks} task{'s' * (tasks != 1)}", title_justify="left")
+    table = Table(
+        title=f"GradientMemory after {tasks} task{'s' * (tasks != 1)}",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.add_column("layer", overflow="fold")
     for heading in ("bases / dim", "blocked", "free", "bytes"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for layer in capacity.layers:
-        size = f"as {layer.shares}" if layer.shares else _bytes(layer.bytes)
+        size = "shared" if layer.shares else _bytes(layer.bytes)
         bases = f"{layer.bases} / {layer.dimension}"
-        table.add_row(layer.layer, bases, str(layer.blocked), f"{layer.free:.1%}", size)
+        table.add_row(Text(layer.layer), bases, str(layer.blocked), f"{layer.free:.1%}", size)
     table.add_section()
     table.add_row("total", "", "", "", _bytes(capacity.bytes))
+    if any(layer.shares for layer in capacity.layers):
+        table.caption = "shared: the bases of a layer above, which counts their bytes"
     console.print(table)
     for title, names in (
         ("Frozen after the first task", capacity.frozen),
@@ -106,7 +117,8 @@ def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
         for name, reason in names.items():
             by_reason.setdefault(reason, []).append(name)
         for reason, members in by_reason.items():
-            console.print(f"  {reason}: {', '.join(members)}", markup=False, highlight=False)
+            console.print(Padding(Text(reason), (0, 0, 0, 2)))
+            console.print(Padding(Text(", ".join(members)), (0, 0, 0, 4)))
 
 
 def _bytes(count: int) -> str:

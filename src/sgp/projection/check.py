@@ -49,12 +49,13 @@ class Check:
         return max((layer.leak for layer in self.layers), default=0.0)
 
     def __str__(self) -> str:
+        width = max([len("layer"), *(len(layer.layer) for layer in self.layers)])
         lines = [
             f"outputs drifted by {self.drift:.2e}",
-            f"{'layer':<28} {'held':>8} {'leak':>9} {'drift':>9}",
+            f"{'layer':<{width}} {'held':>8} {'leak':>9} {'drift':>9}",
         ]
         for layer in self.layers:
-            lines.append(f"{layer.layer:<28} {layer.held:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
+            lines.append(f"{layer.layer:<{width}} {layer.held:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
         return "\n".join(lines)
 
 
@@ -108,9 +109,7 @@ def check(
                     ),
                 )
             )
-    moved = (
-        sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
-    )
+    moved = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
     size = sum(float(b.double().square().sum()) for b in then) ** 0.5
     return Check(_ratio(moved, size), layers)
 
@@ -121,9 +120,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def _refuse_unfit(
-    reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]
-) -> None:
+def _refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]) -> None:
     for name in {name for guard in guards for name in guard.parameters}:
         if name not in reference:
             raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
@@ -139,9 +136,7 @@ def _joint(matrix: Tensor, guard: Guard, parameters: Mapping[str, Tensor]) -> Te
     matrix = matrix.detach().double()
     if guard.bias is None:
         return matrix
-    return torch.cat(
-        [matrix, guard.block.vector(parameters[guard.bias].detach()).double().unsqueeze(-1)], dim=-1
-    )
+    return torch.cat([matrix, guard.block.vector(parameters[guard.bias].detach()).double().unsqueeze(-1)], dim=-1)
 
 
 def _ratio(part: float, whole: float) -> float:

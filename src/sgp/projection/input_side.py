@@ -46,9 +46,7 @@ class InputSide:
         why: why it is off.
     """
 
-    def __init__(
-        self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, subspace: Subspace
-    ) -> None:
+    def __init__(self, module: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None, subspace: Subspace) -> None:
         self.mode: Literal["trial", "replace", "off"] = "trial"
         self.why = ""
         self.subspace = subspace
@@ -141,9 +139,7 @@ class InputSide:
             self._column_sum = self._column_sum + D.sum(0)
             if call.constant_removed is not None:
                 removed = D.mT @ call.constant_removed
-                self._bias_correction = (
-                    removed if self._bias_correction is None else self._bias_correction + removed
-                )
+                self._bias_correction = removed if self._bias_correction is None else self._bias_correction + removed
         self._replaced.add(call.replaced)
         self._rows += D.shape[0]
 
@@ -176,9 +172,7 @@ class _Call:
     def __init__(self, side: InputSide, input: Tensor) -> None:
         self.replaced = False
         self.probed: Tensor | None = None  # X v, or X' v if X was replaced
-        self.constant_removed: Tensor | None = (
-            None  # what the projection takes from the constant input of each row
-        )
+        self.constant_removed: Tensor | None = None  # what the projection takes from the constant input of each row
         self._side = side
         self._pointer = input.data_ptr()
         self._numel = input.numel()

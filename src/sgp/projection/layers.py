@@ -177,9 +177,7 @@ class MultiheadAttentionType(LayerType):
             weight = "in_proj_weight" if packed else f"{name[0]}_proj_weight"
             third = (i * width, (i + 1) * width)  # the bias is packed even where the weights are not
             blocks.append(
-                Block(
-                    weight, "in_proj_bias", input=name, rows=third if packed else (0, None), bias_rows=third
-                )
+                Block(weight, "in_proj_bias", input=name, rows=third if packed else (0, None), bias_rows=third)
             )
         return [*blocks, Block("out_proj.weight", "out_proj.bias", input="attended")]
 

@@ -91,9 +91,7 @@ def check_patterns(model: nn.Module, patterns: Iterable[str], what: str, also: I
         if literal and literal in modules:
             continue
         known = ", ".join(sorted(name for name in modules if name)[:12])
-        raise ValueError(
-            f"{what}: the pattern {pattern!r} matches no module or parameter; the model has {known}"
-        )
+        raise ValueError(f"{what}: the pattern {pattern!r} matches no module or parameter; the model has {known}")
 
 
 def layout_of(
@@ -231,9 +229,7 @@ def _parameter(module: nn.Module, name: str, module_name: str) -> nn.Parameter |
     """A parameter of a module by its dotted name; None where the module has none of that name."""
     owner_name, _, leaf = name.rpartition(".")
     owner = module.get_submodule(owner_name)
-    if leaf in getattr(owner, "parametrizations", {}) or (
-        leaf not in owner._parameters and hasattr(owner, leaf)
-    ):
+    if leaf in getattr(owner, "parametrizations", {}) or (leaf not in owner._parameters and hasattr(owner, leaf)):
         value = getattr(owner, leaf)
         if value is None:
             return None
@@ -243,7 +239,5 @@ def _parameter(module: nn.Module, name: str, module_name: str) -> nn.Parameter |
         )
     value = owner._parameters.get(leaf)
     if isinstance(value, UninitializedParameter):
-        raise TypeError(
-            f"layer {module_name!r} is lazy and has no weights yet: run a batch through the model first"
-        )
+        raise TypeError(f"layer {module_name!r} is lazy and has no weights yet: run a batch through the model first")
     return value

@@ -237,9 +237,7 @@ class GradientMemory:
         _warn_of_unreached([name for name in guards if name not in reached])
         _warn_of_full({name: subspaces[name] for name in guards if name in reached})
 
-        protection.store(
-            protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces}
-        )
+        protection.store(protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces})
         self._mark()
         for handle in protection.handles():
             handle.refresh(grown=True)
@@ -319,16 +317,12 @@ class GradientMemory:
                 guard = layout.guards.get(name)
                 if guard is None:
                     known = ", ".join(layout.guards)
-                    raise ValueError(
-                        f"layer {name!r} of the saved memory is not in the model, which has {known}"
-                    )
+                    raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
                 _check_fit(name, subspace, _dimensions(self.model, guard), guard)
                 subspaces[name] = subspace
         protection = self._protection
         protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
-        protection.store(
-            int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces}
-        )
+        protection.store(int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces})
         protection.fingerprints = {name: int(value) for name, value in state["fingerprints"].items()}
         protection.trained = set(state["trained"])
         same = protection.fingerprint(protection.fingerprints) == protection.fingerprints
@@ -347,8 +341,7 @@ class GradientMemory:
     def __repr__(self) -> str:
         layers = len(self._protection.layout.guards)
         return (
-            f"GradientMemory({layers} layers, {self.tasks} tasks, threshold={self.threshold!r}, "
-            f"alpha={self.alpha:g})"
+            f"GradientMemory({layers} layers, {self.tasks} tasks, threshold={self.threshold!r}, alpha={self.alpha:g})"
         )
 
     def _scan(self, model: nn.Module) -> Layout:
@@ -365,17 +358,11 @@ class GradientMemory:
         if isinstance(value, Mapping):
             found = _by_pattern(value, guard)
             if found is None:
-                raise ValueError(
-                    f"threshold: no pattern matches the layer {guard.name!r}; add one, such as '*'"
-                )
+                raise ValueError(f"threshold: no pattern matches the layer {guard.name!r}; add one, such as '*'")
             value = found
-        return _check_threshold(
-            value(self.tasks) if callable(value) else value, f"threshold of layer {guard.name!r}"
-        )
+        return _check_threshold(value(self.tasks) if callable(value) else value, f"threshold of layer {guard.name!r}")
 
-    def _limits(
-        self, samples: int | Mapping[str, int] | None, guards: Mapping[str, Guard]
-    ) -> dict[str, int | None]:
+    def _limits(self, samples: int | Mapping[str, int] | None, guards: Mapping[str, Guard]) -> dict[str, int | None]:
         if isinstance(samples, Mapping):
             check_patterns(self.model, samples, "samples", guards)
         limits: dict[str, int | None] = {}
@@ -386,9 +373,7 @@ class GradientMemory:
             limits[name] = limit
         return limits
 
-    def _grown(
-        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float]
-    ) -> dict[str, Subspace]:
+    def _grown(self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float]) -> dict[str, Subspace]:
         """New subspaces; guards that share statistic, bases and threshold go on sharing."""
         results: dict[tuple[int, int, float], Subspace] = {}
         grown = {}
@@ -411,9 +396,7 @@ class GradientMemory:
     def _refuse_unattached(self) -> None:
         """An update after training that nobody projected would promise what is lost already."""
         protection = self._protection
-        now = protection.fingerprint(
-            name for name in protection.fingerprints if name not in protection.trained
-        )
+        now = protection.fingerprint(name for name in protection.fingerprints if name not in protection.trained)
         for guard in protection.active():
             for name in guard.parameters:
                 if name in now and now[name] != protection.fingerprints[name]:
@@ -481,9 +464,7 @@ def _check_fit(name: str, subspace: Subspace, expected: tuple[int, int], guard: 
     found = (subspace.groups, subspace.dimension)
     k = subspace.basis.shape[2]
     if subspace.importance.shape != (found[0], k) or subspace.rank.shape != (found[0],):
-        raise ValueError(
-            f"layer {name!r} of the saved memory is damaged: bases and importances differ in number"
-        )
+        raise ValueError(f"layer {name!r} of the saved memory is damaged: bases and importances differ in number")
     if found != expected:
         hint = "" if guard.bias is None and found[1] != expected[1] + 1 else " (a protected bias adds one)"
         raise ValueError(

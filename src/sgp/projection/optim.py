@@ -243,10 +243,7 @@ class Handle:
         target = block.matrix(weight.detach())
         target_bias = None if bias is None else block.vector(bias.detach())
         subspace = protection.subspace_for(guard)
-        is_tied = (
-            sum(other.weight == guard.weight and other.block.rows == block.rows for other in self._pending)
-            > 1
-        )
+        is_tied = sum(other.weight == guard.weight and other.block.rows == block.rows for other in self._pending) > 1
         subspace.take_away(source, bias_change, target, target_bias)
         if not _shares_storage(target, weight):
             block.write(weight.detach(), target)
@@ -294,8 +291,7 @@ def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
     plain = type(optimizer) is SGD and all(group["weight_decay"] == 0 for group in optimizer.param_groups)
     if road == "input" and not plain:
         raise ValueError(
-            f"road='input' needs torch.optim.SGD without weight decay, not {type(optimizer).__name__}: use "
-            "road='auto'"
+            f"road='input' needs torch.optim.SGD without weight decay, not {type(optimizer).__name__}: use road='auto'"
         )
     if road == "gradient" and not plain:
         warnings.warn(
@@ -305,9 +301,7 @@ def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
         )
 
 
-def _project_gradient(
-    guard: Guard, subspace: Subspace, weight: nn.Parameter, bias: nn.Parameter | None
-) -> None:
+def _project_gradient(guard: Guard, subspace: Subspace, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
     """Eq. 3 on the gradients of a block, in place."""
     if weight.grad is None and (bias is None or bias.grad is None):
         return
@@ -316,18 +310,11 @@ def _project_gradient(
             parameter.grad = torch.zeros_like(parameter)
     assert weight.grad is not None
     matrix = guard.block.matrix(weight.grad).to(subspace.basis.dtype)
-    vector = (
-        None if bias is None or bias.grad is None else guard.block.vector(bias.grad).to(subspace.basis.dtype)
-    )
+    vector = None if bias is None or bias.grad is None else guard.block.vector(bias.grad).to(subspace.basis.dtype)
     subspace.take_away(matrix, vector, matrix, vector)
     if not _shares_storage(matrix, weight.grad):
         guard.block.write(weight.grad, matrix)
-    if (
-        bias is not None
-        and bias.grad is not None
-        and vector is not None
-        and not _shares_storage(vector, bias.grad)
-    ):
+    if bias is not None and bias.grad is not None and vector is not None and not _shares_storage(vector, bias.grad):
         guard.block.vector(bias.grad).copy_(vector)
 
 

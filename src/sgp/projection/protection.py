@@ -77,12 +77,7 @@ class Protection:
         weight, stored = self.parameter(guard.weight), self.subspaces[guard.name]
         dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
         source, ready = self._ready.get(guard.name, (None, None))
-        if (
-            source is not stored
-            or ready is None
-            or ready.basis.device != weight.device
-            or ready.basis.dtype != dtype
-        ):
+        if source is not stored or ready is None or ready.basis.device != weight.device or ready.basis.dtype != dtype:
             ready = stored.to(weight.device, dtype)
             self._ready[guard.name] = (stored, ready)
         return ready

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
 from torch.utils.data import DataLoader, SequentialSampler
 
+from sgp.projection.layers import LayerType, layer_type_of
 from sgp.projection.layout import Guard
 from sgp.projection.statistic import Statistic
 
@@ -48,12 +50,8 @@ def collect(
     collector = _Collector(model, guards, samples, precise)
     run = forward or forward_of(model)
     limits = [samples[guard.name] for guard in guards]
-    most = (
-        None
-        if any(limit is None for limit in limits)
-        else max(limit for limit in limits if limit is not None)
-    )
-    if most is not None:
+    most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
+    if any(limit is not None for limit in limits):
         _warn_unless_shuffled(batches)
     with no_trace(model, batches), collector.hooked():
         for batch in batches:
@@ -84,9 +82,7 @@ class _Collector:
         self._precise = precise
         self._batch: int | None = None
         self._busy = False
-        self._readers: dict[
-            str, list[tuple[Guard, str]]
-        ] = {}  # module -> its guards and the input that each reads
+        self._readers: dict[str, list[tuple[Guard, str]]] = {}  # module -> its guards and the input that each reads
         for guard in guards:
             for source in guard.sources:
                 self._readers.setdefault(source.module, []).append((guard, source.input))
@@ -112,7 +108,7 @@ class _Collector:
                 return
             self._busy = True
             try:
-                inputs = readers[0][0].layer_type.inputs(module, *args, **kwargs)
+                inputs = _type_of(module).inputs(module, *args, **kwargs)
                 self._take(name, module, [(guard, inputs[key]) for guard, key in readers])
             finally:
                 self._busy = False
@@ -159,20 +155,27 @@ class _Collector:
         return -(-items * wanted // self._batch)
 
     def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> Statistic:
-        groups, _, inputs = guard.layer_type.rows(module, tensor[:1]).shape
+        groups, _, inputs = _type_of(module).rows(module, tensor[:1]).shape
         return Statistic(groups, inputs, constant=guard.bias is not None, precise=self._precise[guard.name])
 
     def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
-        per_item = guard.layer_type.rows(module, tensor[:1]).nbytes
+        layer_type = _type_of(module)
+        per_item = layer_type.rows(module, tensor[:1]).nbytes
         step = max(1, BYTES_PER_CHUNK // max(1, per_item))
         for chunk in torch.split(tensor[: self._wanted(guard, tensor)], step):
             try:
-                statistic.add(guard.layer_type.rows(module, chunk))
+                statistic.add(layer_type.rows(module, chunk))
             except FloatingPointError:
                 raise FloatingPointError(
-                    f"layer {name or '(model)'!r}: its input holds NaN or an infinity; the memory is as it "
-                    "was"
+                    f"layer {name or '(model)'!r}: its input holds NaN or an infinity; the memory is as it was"
                 ) from None
+
+
+def _type_of(module: nn.Module) -> LayerType:
+    """A source's own type, which need not be the guard's: tied weights may sit in layers of two types."""
+    layer_type = layer_type_of(module)
+    assert layer_type is not None
+    return layer_type
 
 
 def forward_of(model: nn.Module) -> Callable[[Any], Any]:
@@ -207,8 +210,16 @@ def _size(batch: Any) -> int | None:
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 
 
+def _samplers(batches: Iterable[Any]) -> list[object]:
+    """What draws a loader's indices: its batch sampler and the sampler behind that, which may not be the
+    loader's own."""
+    batch_sampler = getattr(batches, "batch_sampler", None)
+    sampler = getattr(batch_sampler, "sampler", None) or getattr(batches, "sampler", None)
+    return [batch_sampler, sampler]
+
+
 def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
-    if isinstance(batches, DataLoader) and isinstance(batches.sampler, SequentialSampler):
+    if isinstance(batches, DataLoader) and isinstance(_samplers(batches)[-1], SequentialSampler):
         warnings.warn(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
             "by class for instance, they do not stand for the task",
@@ -218,8 +229,15 @@ def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
 
 @contextmanager
 def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
-    """Eval mode without gradients; training flags and every random state come back as they were."""
+    """Eval mode without gradients; training flags, buffers and every random state come back as they were."""
     modes = {module: module.training for module in model.modules()}
+    # Eval mode leaves running statistics alone, but not every module has only those.
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in modes
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not isinstance(buffer, UninitializedBuffer)
+    ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with random_state_kept(batches), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
@@ -231,14 +249,16 @@ def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             for module, training in modes.items():
                 module.training = training
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 @contextmanager
 def random_state_kept(batches: Iterable[Any] = ()) -> Iterator[None]:
     """Random state of torch, numpy, Python and of a loader's own generators is the same after as before."""
-    sampler = getattr(batches, "sampler", None)
-    owners = (batches, sampler, getattr(batches, "batch_sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
+    found = [getattr(owner, "generator", None) for owner in (batches, *_samplers(batches))]
     generators = {id(g): g for g in found if isinstance(g, torch.Generator)}.values()
     states = [generator.get_state() for generator in generators]
     python, legacy = random.getstate(), np.random.get_state()

@@ -51,9 +51,7 @@ class RunningStatistics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All values by qualified buffer name."""
-        return {
-            f"{name}.{key}": value for name, values in self._values.items() for key, value in values.items()
-        }
+        return {f"{name}.{key}": value for name, values in self._values.items() for key, value in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], model: nn.Module) -> None:
         """Values of :meth:`state_dict`; the modules follow with :meth:`freeze`.

@@ -55,18 +55,17 @@ class Statistic:
         Raises:
             FloatingPointError: the rows hold NaN or an infinity; nothing has been added.
         """
+        rows = rows.detach()
         groups, n, inputs = rows.shape
         if (groups, inputs) != (self.groups, self.inputs):
-            raise ValueError(
-                f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs"
-            )
+            raise ValueError(f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs")
         # A sum is finite only if every term is (an overflow of the sum itself is as unusable).
         if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
             raise FloatingPointError
         if self._gram is None:
             if self.count + n < self.dimension:
                 # A copy, because what comes in may be a view of an activation that is overwritten next.
-                self._rows.append(rows.detach().clone())
+                self._rows.append(rows.clone())
                 self.count += n
                 return
             self._fold()
@@ -115,9 +114,7 @@ class Statistic:
         """Replace the rows kept so far by their Gram matrix."""
         kept, self._rows = self._rows, []
         device = kept[0].device if kept else None
-        self._gram = torch.zeros(
-            self.groups, self.dimension, self.dimension, dtype=torch.float64, device=device
-        )
+        self._gram = torch.zeros(self.groups, self.dimension, self.dimension, dtype=torch.float64, device=device)
         for rows in kept:
             self._multiply(rows)
 

@@ -51,9 +51,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         tree, digest = header["tree"], header["digest"]
         version = int(tree["format"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(
-            f"{os.fspath(path)!r} is truncated, damaged or not a saved memory ({error})"
-        ) from error
+        raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a saved memory ({error})") from error
     if version > FORMAT:
         raise ValueError(f"{os.fspath(path)!r} has format {version}; this version reads up to {FORMAT}")
     if digest != _digest(tree, tensors):

@@ -196,9 +196,7 @@ class Subspace:
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
         return _packed(basis, lambdas, kept, self.dimension)
 
-    def take_away(
-        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
-    ) -> None:
+    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
         """Eq. 3, in place: subtract from the target what the subspace blocks of the source, source M Lambda
         M^T.
 

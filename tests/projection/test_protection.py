@@ -1,0 +1,42 @@
+"""The state that a memory shares with its handles."""
+
+import torch
+from torch import nn
+
+import sgp
+
+
+def test_a_fingerprint_tells_any_change_of_bits() -> None:
+    layer = nn.Linear(4, 3)
+    protection = sgp.GradientMemory(layer, threshold=0.9)._protection
+    seen = [protection.fingerprint(["weight"])["weight"]]
+    with torch.no_grad():
+        layer.weight[0, 0] += 1e-6
+        seen.append(protection.fingerprint(["weight"])["weight"])
+        layer.weight.copy_(layer.weight.flip(0))  # the same values in other places
+        seen.append(protection.fingerprint(["weight"])["weight"])
+    assert len(set(seen)) == 3
+    assert protection.fingerprint(["weight"])["weight"] == seen[-1]
+
+
+def test_a_parameter_that_was_replaced_is_found() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    memory = sgp.GradientMemory(model, threshold=0.9, alpha=float("inf"))
+    memory.update([torch.randn(2, 4)])
+    model[0].weight = nn.Parameter(model[0].weight.detach().clone())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    handle = memory.attach(optimizer)
+    model(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+    assert handle.road == {"0": "applied"}
+    assert memory.check(torch.randn(2, 4)).leak < 1e-4
+
+
+def test_the_subspace_follows_the_model_to_another_precision() -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    memory.update([torch.randn(2, 4)])
+    (guard,) = memory._protection.active()
+    assert memory._protection.subspace_for(guard) is memory._protection.subspaces["0"]
+    model.double()
+    assert memory._protection.subspace_for(guard).basis.dtype == torch.float64

@@ -1,0 +1,615 @@
+"""Inputs of layers stream into statistics, and collecting them leaves no trace."""
+
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+import sgp
+from sgp.projection.layout import layout_of
+from sgp.projection.representation import collect
+from sgp.projection.statistic import Statistic
+
+
+def statistics(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    samples: int | dict[str, int] | None = None,
+    bias: Any = "freeze",
+    forward: Callable[[Any], Any] | None = None,
+) -> dict[str, Statistic]:
+    """What one pass collects, with products in float64."""
+    guards = list(layout_of(model, exclude=[], bias=bias, rest="freeze", strict=False).guards.values())
+    limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
+    precise = {g.name: True for g in guards}
+    return collect(model, batches, guards, forward=forward, samples=limits, precise=precise)
+
+
+def gram(statistic: Statistic) -> Tensor:
+    """R R^T, whichever form the statistic has now. [groups, d, d]"""
+    rows = statistic.rows()
+    return statistic.gram() if rows is None else rows.mT @ rows
+
+
+def gram_of(*inputs: Tensor) -> Tensor:
+    rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in inputs]).double()
+    return (rows.mT @ rows).unsqueeze(0)
+
+
+def assert_is_gram_of(statistic: Statistic, *inputs: Tensor) -> None:
+    torch.testing.assert_close(gram(statistic), gram_of(*inputs), rtol=1e-6, atol=1e-6)
+
+
+class Net(nn.Module):
+    """Convolution, BatchNorm, dropout and a linear layer: something of everything that leaves traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(4 * 16, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.fc(self.drop(self.norm(self.conv(x)).relu()).flatten(1))
+
+
+def images(n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+class Noisy(TensorDataset):
+    """Draws from every random state that there is; fails at one index if told so."""
+
+    def __init__(self, data: Tensor, fail_at: int | None = None) -> None:
+        super().__init__(data)
+        self.fail_at = fail_at
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if index == self.fail_at:
+            raise OSError("the disk is gone")
+        noise = torch.rand(()) + random.random() + np.random.rand()
+        return (super().__getitem__(index)[0] + noise.float(),)
+
+
+def loaders(dataset: TensorDataset, generator: torch.Generator) -> dict[str, DataLoader[Any]]:
+    sampler = RandomSampler(dataset, generator=generator)
+    return {
+        "its own generator": DataLoader(dataset, 4, shuffle=True, generator=generator),
+        "the global generator": DataLoader(dataset, 4, shuffle=True),
+        "a sampler with a generator": DataLoader(dataset, 4, sampler=sampler),
+        "a batch sampler": DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False)),
+    }
+
+
+KINDS = list(loaders(TensorDataset(torch.zeros(1)), torch.Generator()))
+
+
+def trace(model: nn.Module, generator: torch.Generator) -> dict[str, Any]:
+    """Everything that collecting could have changed."""
+    return {
+        "modes": [module.training for module in model.modules()],
+        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "buffers": [id(buffer) for buffer in model.buffers()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "hooks": [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()],
+        "kwargs hooks": [len(m._forward_pre_hooks_with_kwargs) for m in model.modules()],
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "numpy position": np.random.get_state()[2],
+        "python": random.getstate(),
+        "generator": generator.get_state(),
+        "grad enabled": torch.is_grad_enabled(),
+        "fast path": torch.backends.mha.get_fastpath_enabled(),
+    }
+
+
+def assert_same_trace(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for key, value in before.items():
+        if isinstance(value, dict | list | Tensor) and key != "numpy":
+            torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=key)
+        else:
+            assert after[key] == value, key
+
+
+def trained_net() -> Net:
+    """A network in the midst of training: gradients, statistics that have moved, a layer kept in eval mode."""
+    torch.manual_seed(3)
+    model = Net()
+    model(images(8)).sum().backward()
+    model.norm.eval()
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fail_at", [None, 9])
+@pytest.mark.parametrize("budget", [2**30, 1])
+def test_an_update_leaves_no_trace_even_if_the_loader_fails_midway(kind: str, fail_at: int | None, budget: int) -> None:
+    model, generator = trained_net(), torch.Generator().manual_seed(5)
+    loader = loaders(Noisy(images(12), fail_at), generator)[kind]
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    before = trace(model, generator)
+    if fail_at is None:
+        memory.update(loader, budget=budget)
+        assert memory.tasks == 1
+    else:
+        with pytest.raises(OSError, match="the disk is gone"):
+            memory.update(loader, budget=budget)
+        assert memory.tasks == 0
+        assert not memory.subspaces
+    assert_same_trace(before, trace(model, generator))
+
+
+def test_a_forward_that_trains_does_not_move_running_statistics() -> None:
+    model, generator = trained_net(), torch.Generator()
+    before = trace(model, generator)
+    statistics(model, [images(4)], forward=lambda x: model.train()(x))
+    assert_same_trace(before, trace(model, generator))
+
+
+def test_the_next_epoch_of_a_shuffling_loader_is_the_one_it_would_have_been() -> None:
+    def epochs(update: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        loader = DataLoader(TensorDataset(images(12)), 4, shuffle=True)
+        first = [batch[0] for batch in loader]
+        if update:
+            statistics(trained, loader)
+        return first + [batch[0] for batch in loader]
+
+    trained = trained_net()
+    torch.testing.assert_close(epochs(True), epochs(False), rtol=0, atol=0)
+
+
+def test_inputs_are_those_of_eval_mode() -> None:
+    model = trained_net()
+    x = images(6)
+    found = statistics(model, [x])
+    reference = copy.deepcopy(model).eval()
+    with torch.no_grad():
+        features = reference.norm(reference.conv(x)).relu().flatten(1)
+    assert_is_gram_of(found["fc"], features)
+
+
+def test_a_module_used_twice_in_one_forward_collects_both_inputs() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.fc(x).tanh())
+
+    model, x = Twice(), torch.randn(5, 4)
+    found = statistics(model, [x])["fc"]
+    assert found.count == 10
+    assert_is_gram_of(found, x, model.fc(x).tanh().detach())
+
+
+def test_a_tied_weight_collects_the_inputs_of_both_its_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    x = torch.randn(5, 4)
+    found = statistics(model, [x])
+    assert list(found) == ["0"]
+    assert_is_gram_of(found["0"], x, model[:2](x).detach())
+
+
+def test_a_tied_kernel_is_unfolded_as_each_of_its_layers_does() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, stride=2, dilation=2))
+    model[1].weight = model[0].weight
+    found = statistics(model, [torch.randn(3, 2, 9)])
+    assert found["0"].count == 3 * 9 + 3 * 3
+
+
+class CallsItsOutputProjection(nn.MultiheadAttention):
+    """Shows its output projection by calling it, as some do."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Any:
+        output, weights = super().forward(query, key, value, **kwargs)
+        return self.out_proj(output), weights
+
+
+def test_each_source_of_a_guard_is_read_by_its_own_layer_type() -> None:
+    model, x = CallsItsOutputProjection(4, 2, batch_first=True), torch.randn(2, 3, 4)
+    found = statistics(model, [x], forward=lambda x: model(x, x, x))
+    assert found["(model):attended"].count > 0
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.fc(input=x * scale)
+
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("batch", "forward", "scale"),
+    [
+        (X, None, 1.0),
+        ((X, torch.zeros(6)), None, 1.0),
+        ([X, torch.zeros(6)], None, 1.0),
+        ((X,), None, 1.0),
+        ({"x": X}, None, 1.0),
+        ({"x": X, "scale": 2.0}, None, 2.0),
+        (("anything", {"deep": X}), lambda model, batch: model(batch[1]["deep"], 3.0), 3.0),
+    ],
+)
+def test_a_batch_may_be_a_tensor_a_tuple_a_list_a_dict_or_anything_with_forward(
+    batch: Any, forward: Callable[..., Tensor] | None, scale: float
+) -> None:
+    model = Keywords()
+    run = None if forward is None else lambda b: forward(model, b)
+    found = statistics(model, [batch], forward=run)
+    assert found["fc"].count == 6
+    assert_is_gram_of(found["fc"], X * scale)
+
+
+@pytest.mark.parametrize("batch", ["text", 3, (), None])
+def test_a_batch_of_another_kind_is_refused_and_the_message_tells_what_would_do(batch: Any) -> None:
+    with pytest.raises(ValueError, match=f"{type(batch).__name__} is not understood.*forward="):
+        statistics(Keywords(), [batch])
+
+
+def test_samples_are_counted_over_batches_and_the_pass_ends_with_the_last_of_them() -> None:
+    given = []
+
+    def batches() -> Iterator[Tensor]:
+        for i in range(5):
+            given.append(i)
+            yield X + i
+
+    found = statistics(Keywords(), batches(), samples=8)
+    assert given == [0, 1]
+    assert_is_gram_of(found["fc"], X, X[:2] + 1)
+
+
+def test_each_layer_may_have_its_own_number_of_samples() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    batches = [X, X + 1, X + 2]
+    found = statistics(model, batches, samples={"0": 3, "1": 7})
+    assert {name: s.count for name, s in found.items()} == {"0": 3, "1": 7, "2": 18}
+    assert_is_gram_of(found["0"], X[:3])
+    assert_is_gram_of(found["1"], model[0](torch.cat([X, X[:1] + 1])).detach())
+
+    memory = sgp.GradientMemory(model, threshold=1.0, bias="freeze")
+    memory.update(batches, samples={"0": 1, "[12]": 3})
+    assert {name: int(s.rank) for name, s in memory.subspaces.items()} == {"0": 1, "1": 3, "2": 3}
+
+
+@pytest.mark.parametrize("samples", [0, -1, {"*": 0}])
+def test_a_number_of_samples_below_one_is_refused(samples: Any) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        sgp.GradientMemory(Keywords(), threshold=0.9).update([X], samples=samples)
+
+
+def test_samples_of_attention_are_sequences_whichever_dimension_they_lie_along() -> None:
+    for batch_first in (True, False):
+        model = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        x = torch.randn(5, 3, 4)
+        given = x if batch_first else x.transpose(0, 1)
+        found = statistics(model, [{"samples": x}], samples=2, forward=lambda _, x=given, m=model: m(x, x, x))
+        assert_is_gram_of(found["(model):query"], x[:2])
+
+
+def test_samples_folded_with_windows_take_their_share_of_the_items() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x.reshape(-1, 2, 2))  # two windows of two rows each
+
+    x = torch.randn(4, 8)
+    found = statistics(Windows(), [x], samples=3)["fc"]
+    assert_is_gram_of(found, x[:3].reshape(-1, 2))
+
+
+def test_the_whole_batch_runs_where_a_norm_layer_takes_the_statistics_of_the_batch() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
+    found = statistics(model, [X], samples=2)
+    assert found["1"].count == 2
+    assert_is_gram_of(found["1"], model[0](X)[:2].detach())
+
+
+def test_samples_of_a_loader_that_does_not_shuffle_give_a_warning_in_the_users_line() -> None:
+    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), threshold=0.9)
+    loader = DataLoader(TensorDataset(X), 2)
+    with pytest.warns(UserWarning, match="does not shuffle") as caught:
+        memory.update(loader, samples=3)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="does not shuffle"):
+        memory.update(loader, samples={"0": 3})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_a_loader_that_shuffles_give_no_warning(kind: str) -> None:
+    memory = sgp.GradientMemory(Keywords(), threshold=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory.update(loaders(TensorDataset(X), torch.Generator())[kind], samples=3)
+        memory.update(DataLoader(TensorDataset(X), 2))
+        memory.update([X], samples=3)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    st.integers(1, 8),
+    st.sampled_from(["freeze", "protect"]),
+    st.integers(0, 99),
+)
+def test_a_stream_of_batches_has_the_gram_matrix_of_all_at_once(
+    sizes: list[int], inputs: int, bias: str, seed: int
+) -> None:
+    x = torch.randn(sum(sizes), inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    model = nn.Linear(inputs, 2).double()
+    streamed = statistics(model, torch.split(x, sizes), bias=bias)["(model)"]
+    rows = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if bias == "protect" else x
+    assert streamed.count == len(x)
+    assert streamed.dimension == rows.shape[1]
+    torch.testing.assert_close(gram(streamed), gram_of(rows))
+    # Rows are kept while there are fewer than dimensions, and never beside the Gram matrix.
+    assert (streamed.rows() is None) == (len(x) >= streamed.dimension)
+    assert streamed.nbytes <= 8 * streamed.dimension**2
+
+
+def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = nn.Conv2d(4, 4, 3, groups=2, padding=1), torch.randn(6, 4, 5, 5)
+    whole = statistics(model, [x], bias="protect")["(model)"]
+    streamed = statistics(model, torch.split(x, 4), bias="protect")["(model)"]
+    monkeypatch.setattr("sgp.projection.representation.BYTES_PER_CHUNK", 1)
+    monkeypatch.setattr("sgp.projection.statistic.ROWS_PER_PRODUCT", 3)
+    in_chunks = statistics(model, [x], bias="protect")["(model)"]
+    assert whole.groups == 2
+    assert whole.count == streamed.count == in_chunks.count == 6 * 25
+    for other in (streamed, in_chunks):
+        torch.testing.assert_close(other.gram(), whole.gram())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_held_is_bounded_however_long_the_stream_is(dtype: torch.dtype, grad: bool) -> None:
+    model = nn.Linear(9, 3).to(dtype)
+    guard = layout_of(model, exclude=[], bias="protect", rest="freeze", strict=False).guards["(model)"]
+    statistic = Statistic(1, 9, constant=True)
+    for _ in range(200):
+        statistic.add(guard.layer_type.rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
+        assert statistic.nbytes <= 10 * 10 * 8
+        assert statistic.rows() is not None or not statistic.gram().requires_grad
+    assert statistic.count == 600
+
+
+def test_a_forward_that_turns_gradients_on_keeps_no_graph() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return model(x)
+
+    found = statistics(model, [X, X], forward=forward)
+    assert not any(s.gram().requires_grad for s in found.values())
+
+
+def subspaces_of(model: nn.Module, batches: Iterable[Any], **settings: Any) -> dict[str, Tensor]:
+    """Projectors M M^T of an update: the spaces, whatever their bases."""
+    memory = sgp.GradientMemory(model, threshold=settings.pop("threshold", 0.95), alpha=10)
+    memory.update(batches, **settings)
+    return {name: s.basis.double() @ s.basis.double().mT for name, s in memory.subspaces.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*can hardly learn")
+@pytest.mark.parametrize("threshold", [0.95, 1.0])
+@pytest.mark.parametrize("count", [8, 64])
+def test_the_same_data_in_another_order_give_the_same_space_to_1e_5(threshold: float, count: int) -> None:
+    model, x = trained_net(), images(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    first = subspaces_of(model, torch.split(x, 8), threshold=threshold)
+    second = subspaces_of(model, torch.split(x[order], 5), threshold=threshold)
+    assert first.keys() == second.keys() == {"conv", "fc"}
+    for name, projector in first.items():
+        torch.testing.assert_close(second[name], projector, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kept", [True, False])
+def test_nan_or_an_infinity_names_the_layer_and_nothing_changes(value: float, kept: bool) -> None:
+    model = nn.Sequential()
+    model.add_module("first", nn.Linear(4, 6, bias=False))
+    model.add_module("second", nn.Linear(6, 2))
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    memory.update([X[:3]])
+    before = copy.deepcopy(memory.state_dict())
+    x = torch.randn(1 if kept else 20, 4)  # few rows are kept as they are, many are folded
+    generator = torch.Generator()
+    traced = trace(model, generator)
+    with pytest.raises(FloatingPointError, match="'first'.*NaN or an infinity"):
+        memory.update([x, x.clone().index_fill_(0, torch.tensor([0]), value)])
+    with torch.no_grad():
+        weight = model.first.weight.clone()
+        model.first.weight[2] = value
+    with pytest.raises(FloatingPointError, match="'second'.*NaN or an infinity"):
+        memory.update([x], allow_unattached=True)
+    with torch.no_grad():
+        model.first.weight.copy_(weight)
+    assert_same_trace(traced, trace(model, generator))
+    after = memory.state_dict()
+    assert after["tasks"] == before["tasks"] == 1
+    for old, new in zip(before["subspaces"], after["subspaces"], strict=True):
+        assert torch.equal(old["basis"], new["basis"])
+        assert torch.equal(old["importance"], new["importance"])
+
+
+@pytest.mark.parametrize("batches", [[], iter([]), DataLoader(TensorDataset(torch.zeros(0, 4)), 2)])
+def test_an_empty_loader_is_refused_and_nothing_changes(batches: Iterable[Any]) -> None:
+    memory = sgp.GradientMemory(Keywords(), threshold=0.9)
+    with pytest.raises(ValueError, match="no batch"):
+        memory.update(batches)
+    assert memory.tasks == 0
+
+
+def test_batches_that_pass_the_model_by_are_refused() -> None:
+    memory = sgp.GradientMemory(Keywords(), threshold=0.9)
+    with pytest.raises(ValueError, match="none of the protected layers saw an input"):
+        memory.update([X], forward=lambda x: x)
+    assert memory.tasks == 0
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+@pytest.mark.parametrize("make", [lambda: (trained_net(), images(24)), lambda: (Encoder(), torch.randn(12, 3, 8))])
+@pytest.mark.parametrize("samples", [None, 7])
+def test_several_passes_under_a_small_budget_give_the_subspaces_of_one(
+    make: Callable[[], tuple[nn.Module, Tensor]], samples: int | None
+) -> None:
+    torch.manual_seed(0)
+    model, x = make()
+    # Each pass must see the same samples, though the loader shuffles.
+    loader = DataLoader(TensorDataset(x), 5, shuffle=True)
+    passes: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    at_once = subspaces_of(model, loader, samples=samples)
+    one_pass = len(passes)
+    one_by_one = subspaces_of(model, loader, samples=samples, budget=1)
+    assert len(passes) == one_pass * (1 + len(at_once))
+    assert one_by_one.keys() == at_once.keys()
+    for name, projector in at_once.items():
+        torch.testing.assert_close(one_by_one[name], projector, rtol=0, atol=1e-9, msg=name)
+
+
+def test_an_iterator_is_refused_where_one_pass_is_not_enough_and_none_of_it_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    for batches in (iter([X, X]), (x for x in [X, X])):
+        with pytest.raises(ValueError, match=r"2 passes.*larger budget="):
+            memory.update(batches, budget=8 * 5 * 5)
+        assert len(list(batches)) == 2
+    assert memory.tasks == 0
+    memory.update(iter([X, X]), budget=2 * 8 * 5 * 5)
+    assert memory.tasks == 1
+
+
+def test_an_operation_in_place_after_a_layer_does_not_corrupt_what_was_collected() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.ReLU(inplace=True)
+            self.first = nn.Linear(8, 8)
+            self.second = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + 0
+            y = self.first(x)
+            self.act(x)  # overwrites what the first layer has read
+            return self.second(self.act(y))
+
+    model, x = InPlace(), torch.randn(5, 8)
+    found = statistics(model, [x])
+    assert found["first"].rows() is not None  # fewer rows than dimensions: kept as they are
+    assert_is_gram_of(found["first"], x)
+    assert_is_gram_of(found["second"], model.first(x).relu().detach())
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_layers_inside_the_fused_transformer_kernel_are_collected(batch_first: bool, mask: bool) -> None:
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 12, batch_first=batch_first), 2, enable_nested_tensor=batch_first
+    ).eval()
+    x = torch.randn(4, 3, 8)
+    padding = torch.zeros(4, 3, dtype=torch.bool)
+    padding[0, 2] = True
+    given = x if batch_first else x.transpose(0, 1)
+    batch = {"src": given} | ({"src_key_padding_mask": padding} if mask else {})
+    found = statistics(model, [batch])
+    for i in range(2):
+        for name in ("self_attn:query", "self_attn:attended", "linear1", "linear2"):
+            assert found[f"layers.{i}.{name}"].count == 12, name
+    assert_is_gram_of(found["layers.0.self_attn:query"], x)
+    inner: list[Tensor] = []
+    first = model.layers[0].train()  # in training the kernel is not used and the modules inside are called
+    for module in first.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    first.self_attn.dropout = 0.0
+    first.linear2.register_forward_pre_hook(lambda module, args: inner.append(args[0].detach()))
+    first(given, src_key_padding_mask=padding if mask else None)
+    assert_is_gram_of(found["layers.0.linear2"], inner[0])
+
+
+NAMES = ("query", "key", "value")
+
+
+def attention_subspaces(*calls: tuple[Tensor, Tensor, Tensor]) -> tuple[sgp.GradientMemory, dict[str, Any]]:
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    memory = sgp.GradientMemory(model, threshold=1.0)
+    memory.update([calls], forward=lambda calls: [model(*call) for call in calls])
+    return memory, {name: memory.subspaces[f"(model):{name}"] for name in NAMES}
+
+
+def test_self_attention_shares_one_subspace_across_query_key_and_value() -> None:
+    x, y = torch.randn(1, 2, 8), torch.randn(1, 2, 8)
+    memory, found = attention_subspaces((x, x, x), (y, y, y))
+    assert found["query"] is found["key"] is found["value"]
+    assert int(found["query"].rank) == 4  # both calls are in it
+    assert [layer.shares for layer in memory.capacity().layers[:3]] == [None, *["(model):query"] * 2]
+    memory.update([x], forward=lambda x: memory.model(x, x, x))
+    assert memory.subspaces["(model):query"] is memory.subspaces["(model):value"]
+
+
+def test_cross_attention_shares_between_key_and_value_alone() -> None:
+    x, y = torch.randn(2, 3, 8), torch.randn(2, 2, 8)
+    _, found = attention_subspaces((x, y, y))
+    assert found["query"] is not found["key"]
+    assert found["key"] is found["value"]
+
+
+@pytest.mark.parametrize("self_first", [True, False])
+def test_a_module_used_for_self_and_cross_attention_parts_and_each_input_has_its_own(self_first: bool) -> None:
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    x, y, z, w = (torch.randn(2, n, 8) for n in (3, 3, 2, 2))
+    calls = [(x, x, x), (y, z, z), (y, z, w), (w, w, w)]
+    calls = calls if self_first else calls[::-1]
+    found = statistics(model, [calls], forward=lambda calls: [model(*call) for call in calls])
+    for i, name in enumerate(NAMES):
+        assert_is_gram_of(found[f"(model):{name}"], *(call[i] for call in calls))
+        assert found[f"(model):{name}"].count == sum(call[i].shape[0] * call[i].shape[1] for call in calls)
+    assert len({id(found[f"(model):{name}"]) for name in NAMES}) == 3
+
+
+def test_a_threshold_of_its_own_parts_a_subspace_that_reads_the_same_input() -> None:
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    memory = sgp.GradientMemory(model, threshold={"*:value": 0.3, "*": 1.0})
+    x = torch.randn(2, 3, 8)
+    memory.update([x], forward=lambda x: model(x, x, x))
+    found = memory.subspaces
+    assert found["(model):query"] is found["(model):key"]
+    assert int(found["(model):value"].rank) < int(found["(model):query"].rank)

@@ -1,0 +1,67 @@
+"""Streamed statistics."""
+
+import pytest
+import torch
+
+from sgp.projection.statistic import Statistic
+
+
+def test_rows_are_kept_while_they_are_few_and_folded_then() -> None:
+    statistic = Statistic(1, 10)
+    statistic.add(torch.randn(1, 6, 10))
+    assert statistic.rows() is not None
+    with pytest.raises(RuntimeError, match="rows"):
+        statistic.gram()
+    statistic.add(torch.randn(1, 6, 10))
+    assert statistic.rows() is None
+    assert statistic.count == 12
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_both_forms_give_the_same_energies(constant: bool) -> None:
+    rows = torch.randn(2, 40, 8, dtype=torch.float64)
+    joint = torch.cat([rows, torch.ones(2, 40, 1, dtype=torch.float64)], dim=2) if constant else rows
+    matrix = torch.randn(2, 3, joint.shape[2], dtype=torch.float64)
+    for n in (5, 40):
+        statistic = Statistic(2, 8, constant=constant)
+        for part in torch.split(rows[:, :n], 3, dim=1):
+            statistic.add(part)
+        part = joint[:, :n]
+        torch.testing.assert_close(statistic.energy(), part.square().sum((1, 2)))
+        torch.testing.assert_close(statistic.energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
+
+
+def test_size_does_not_grow_with_the_rows() -> None:
+    statistic = Statistic(1, 32, constant=True)
+    sizes = set()
+    for _ in range(200):
+        statistic.add(torch.randn(1, 50, 32))
+        sizes.add(statistic.nbytes)
+    assert sizes == {33 * 33 * 8}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_rows_that_are_not_finite_are_refused_and_leave_nothing(bad: float) -> None:
+    statistic = Statistic(1, 4)
+    rows = torch.ones(1, 3, 4)
+    statistic.add(rows)
+    rows = rows.clone()
+    rows[0, 1, 2] = bad
+    with pytest.raises(FloatingPointError):
+        statistic.add(rows)
+    assert statistic.count == 3
+
+
+def test_rows_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups"):
+        Statistic(2, 4).add(torch.ones(1, 3, 4))
+
+
+def test_a_clone_goes_its_own_way() -> None:
+    statistic = Statistic(1, 4)
+    statistic.add(torch.ones(1, 9, 4))
+    twin = statistic.clone()
+    twin.add(torch.ones(1, 1, 4))
+    assert (statistic.count, twin.count) == (9, 10)
+    assert float(twin.energy()) == 40
+    assert float(statistic.energy()) == 36

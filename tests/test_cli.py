@@ -1,0 +1,97 @@
+"""The command: its version, its subcommands, and what it says when something is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+
+import sgp
+from sgp.cli import main
+
+
+def in_a_process_without(modules: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the command where some modules cannot be imported, as if they were not installed."""
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys({modules!r}));"
+        f"from sgp.cli import main; sys.exit(main({arguments!r}))"
+    )
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+def test_version_needs_nothing_but_the_core() -> None:
+    done = in_a_process_without(["tyro", "sklearn"], ["--version"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sgp {sgp.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("modules", "named"),
+    [(["tyro"], ["tyro"]), (["sklearn"], ["scikit-learn"]), (["tyro", "sklearn"], ["tyro", "scikit-learn"])],
+    ids=str,
+)
+def test_a_missing_extra_is_told_in_one_line(modules: list[str], named: list[str]) -> None:
+    if "tyro" not in modules:
+        pytest.importorskip("tyro")
+    if "sklearn" not in modules:
+        pytest.importorskip("sklearn")
+    done = in_a_process_without(modules, ["demo"])
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line == f'sgp needs {" and ".join(named)}: pip install "sgp-torch[benchmarks]"'
+
+
+class TestWithBenchmarks:
+    """What needs the extra."""
+
+    @pytest.fixture(autouse=True)
+    def _extra(self) -> None:
+        pytest.importorskip("tyro")
+        pytest.importorskip("sklearn")
+
+    def test_demo_runs_with_the_settings_given(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["demo", "--seeds", "1", "--tasks", "2", "--epochs", "1", "--threshold", "0.9"]) == 0
+        output = capsys.readouterr().out
+        assert "2 tasks" in output
+        assert "threshold 0.9" in output
+
+    @pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "nothing"])
+    def test_help_names_the_subcommands(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+        assert "demo" in capsys.readouterr().out
+
+    def test_help_of_demo_explains_each_option(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["demo", "--help"])
+        output = capsys.readouterr().out
+        for option in ("--seeds", "--tasks", "--epochs", "--alpha", "--threshold"):
+            assert option in output
+
+    @pytest.mark.parametrize(
+        ("arguments", "clues"),
+        [
+            (["dmeo"], ["dmeo", "demo"]),
+            (["demo", "--seds", "3"], ["--seds", "--seeds"]),
+            (["demo", "--seeds", "many"], ["--seeds", "many"]),
+            (["demo", "--threshold", "2"], ["threshold", "(0, 1]", "2.0"]),
+        ],
+        ids=["subcommand", "option", "type", "value"],
+    )
+    def test_a_mistake_gets_a_clear_error(
+        self, arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+        captured = capsys.readouterr()
+        message = captured.out + captured.err
+        assert all(clue in message for clue in clues)
+        assert "Traceback" not in message
+
+    def test_an_interrupt_ends_it_quietly(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("sgp.demo.run", interrupted)
+        assert main(["demo"]) == 130

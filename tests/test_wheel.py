@@ -1,0 +1,81 @@
+"""The built wheel works outside the repository: an editable install hides what the wheel forgot."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import sgp
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    """What a command prints; it must succeed, and finds no package by way of our own environment."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built with what is installed here."""
+    target = tmp_path_factory.mktemp("wheel")
+    call(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target
+    )
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of a new environment that has the wheel, and our dependencies from where they are."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, symlinks=True)
+    commands = place / ("Scripts" if os.name == "nt" else "bin")
+    call(
+        *(sys.executable, "-m", "pip", "--python", commands / "python"),
+        *("install", "--no-deps", "--no-index", wheel),
+        cwd=place,
+    )
+    paths = sysconfig.get_paths()
+    # A path named in a .pth file comes after the environment's own packages, and .pth files in it (such as that of the editable
+    # install) are not read: what is imported as sgp is the wheel's.
+    purelib = Path(call(commands / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
+    (purelib / "dependencies.pth").write_text(f"{paths['purelib']}\n{paths['platlib']}\n", encoding="utf-8")
+    return commands
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "sgp/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"sgp", f"sgp_torch-{sgp.__version__}.dist-info"}
+    source = REPOSITORY / "src"
+    wanted = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    assert wanted <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    place = call(installed / "python", "-c", "import sgp; print(sgp.__file__)", cwd=tmp_path)
+    assert Path(place.strip()).is_relative_to(installed.parent)
+    assert call(installed / "sgp", "--version", cwd=tmp_path) == f"sgp {sgp.__version__}\n"
+
+
+def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tyro")
+    pytest.importorskip("sklearn")
+    output = call(
+        *(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path
+    )
+    assert all(method in output for method in ("finetuning", "GPM", "SGP"))
+    assert list(tmp_path.iterdir()) == []
