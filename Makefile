@@ -2,11 +2,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tests run in two processes; more threads inside each would only fight for the cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.DELETE_ON_ERROR:
+# pip and the tools that it installs must not run at once in one .venv.
+.NOTPARALLEL:
 .PHONY: help demo test check lint bench clean
 
 help:
@@ -40,11 +42,12 @@ clean:
 # A stamp is touched only after pip has finished, so an interrupted install is taken up again. Torch goes first and
 # alone: constraints.txt holds the one version that was tested, and without it pip would take whatever is newest.
 .venv/.core: pyproject.toml constraints.txt
-	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	touch $@
+	@echo "Installing into .venv; the first time this takes a few minutes."
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(PIP) torch
+	$(PIP) --editable ".[dev]"
+	@touch $@
 
 .venv/.with-benchmarks: .venv/.core
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,benchmarks]"
-	touch $@
+	$(PIP) --editable ".[dev,benchmarks]"
+	@touch $@

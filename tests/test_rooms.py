@@ -57,11 +57,7 @@ def imported_rooms(source: str, package: str) -> Iterator[tuple[int, str]]:
 def violations(source: str, room: str, package: str) -> list[str]:
     """What a file of a room imports that stands below it."""
     below = ROOMS[ROOMS.index(room) + 1 :]
-    return [
-        f"line {line}: {room} uses {other}"
-        for line, other in imported_rooms(source, package)
-        if other in below
-    ]
+    return [f"line {line}: {room} uses {other}" for line, other in imported_rooms(source, package) if other in below]
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -29,9 +29,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built with what is installed here."""
     target = tmp_path_factory.mktemp("wheel")
-    call(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target
-    )
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target)
     (built,) = target.glob("*.whl")
     return built
 
@@ -47,11 +45,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("install", "--no-deps", "--no-index", wheel),
         cwd=place,
     )
-    paths = sysconfig.get_paths()
-    # A path named in a .pth file comes after the environment's own packages, and .pth files in it (such as that of the editable
-    # install) are not read: what is imported as sgp is the wheel's.
-    purelib = Path(call(commands / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=place).strip())
-    (purelib / "dependencies.pth").write_text(f"{paths['purelib']}\n{paths['platlib']}\n", encoding="utf-8")
+    # A path named in a .pth file comes after the environment's own packages, and .pth files inside it (such as that of
+    # the editable install) are not read: what is imported as sgp is the wheel's.
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(call(commands / "python", "-c", ask, cwd=place).strip())
+    ours = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    (packages / "dependencies.pth").write_text("\n".join(ours) + "\n", encoding="utf-8")
     return commands
 
 
@@ -74,8 +73,6 @@ def test_the_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) ->
 def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("tyro")
     pytest.importorskip("sklearn")
-    output = call(
-        *(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path
-    )
+    output = call(*(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path)
     assert all(method in output for method in ("finetuning", "GPM", "SGP"))
     assert list(tmp_path.iterdir()) == []

@@ -30,8 +30,8 @@ NEARLY_FULL = 0.2
 class Demo:
     """Learn permuted digits one task after another: finetuning, GPM and SGP side by side.
 
-    One head serves all tasks and is protected like the other layers. The defaults were chosen on other seeds than those that are
-    shown, and so that the memory fills up: that is where GPM and SGP differ.
+    One head serves all tasks and is protected like the other layers. The defaults were chosen on other seeds than
+    those that are shown, and so that the memory fills up, since that is where GPM and SGP differ.
     """
 
     seeds: int = 5
@@ -43,7 +43,7 @@ class Demo:
     alpha: float = 1.0
     """SGP's scale coefficient, at least 0: larger protects more, and inf makes it GPM."""
     threshold: float = 0.985
-    """Share of each layer's input energy that the memory must hold, in (0, 1]: larger protects more and fills it sooner."""
+    """Share of each layer's input energy that the memory holds, in (0, 1]: larger protects more and fills it sooner."""
 
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("tasks", 2), ("epochs", 1), ("alpha", 0)):
@@ -133,10 +133,11 @@ def _free(memory: GradientMemory) -> float:
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, generator: torch.Generator) -> None:
     """One epoch, as any PyTorch user would write it: the memory asks for nothing here."""
-    for batch in torch.randperm(len(task.train_labels), generator=generator).split(BATCH):
+    order = torch.randperm(len(task.train_labels), generator=generator)
+    for batch in torch.split(order, BATCH):
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(task.train_inputs[batch]), task.train_labels[batch])
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

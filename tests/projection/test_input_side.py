@@ -20,7 +20,7 @@ def watched(
     memory = sgp.GradientMemory(layer, threshold=0.9, alpha=alpha)
     memory.update([torch.randn(30, 6) @ torch.randn(6, 20) + 0.5])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    memory.attach(optimizer)
+    memory.attach(optimizer, road="input")
     step(layer, optimizer, torch.randn(4, 20))
     return layer, optimizer, memory
 
@@ -65,7 +65,7 @@ def test_more_rows_than_outputs_stay_on_the_gradient_road() -> None:
     memory = sgp.GradientMemory(layer, threshold=0.9)
     memory.update([torch.randn(30, 20)])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    handle = memory.attach(optimizer)
+    handle = memory.attach(optimizer, road="input")
     for _ in range(3):
         step(layer, optimizer, torch.randn(50, 20))
     assert handle.road == {"(model)": "gradient"}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sgp
+from sgp.projection import Handle
 
 STEPS = 50
 LIMIT = 1e-5
@@ -73,6 +74,12 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def eagerly(memory: sgp.GradientMemory, optimizer: torch.optim.Optimizer) -> Handle:
+    """Attach, trying the input side wherever it can be exact: these layers are too small for it to pay by itself."""
+    plain = type(optimizer) is torch.optim.SGD and not any(g["weight_decay"] for g in optimizer.param_groups)
+    return memory.attach(optimizer, road="input" if plain else "auto")
+
+
 def rate(cls: object) -> float:
     """A learning rate that moves the weights well above their own float32 rounding in 50 steps."""
     return 0.3 if cls is torch.optim.SGD else 0.01
@@ -123,7 +130,7 @@ def test_no_optimizer_leaks_into_the_protected_space(cls: type[torch.optim.Optim
     if cls.__name__ == "SparseAdam":
         pytest.skip("SparseAdam takes sparse gradients only, which no protected layer has")
     memory = remembering(model)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         x, y = new_batch(step)
@@ -153,7 +160,7 @@ def test_foreach_and_fused_steps_do_not_leak(cls: Callable[..., torch.optim.Opti
     model = Net()
     memory = remembering(model)
     optimizer = cls(model.parameters(), lr=rate(cls), **{flag: True})
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer)
     assert_no_leak(memory, before)
@@ -167,7 +174,7 @@ def test_adam_with_a_memory_is_algorithm_2_step_by_step(bias: bool, alpha: float
     memory = sgp.GradientMemory(layer, threshold=0.9, alpha=alpha)
     memory.update([torch.randn(40, 3, dtype=torch.float64) @ torch.randn(3, 12, dtype=torch.float64) + 0.1])
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     subspace = memory.subspaces["(model)"]
     start = _joint(layer)
     gradients, ours = [], []
@@ -194,7 +201,7 @@ def _joint(layer: nn.Linear, *, gradient: bool = False) -> Tensor:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_all_roads_give_the_same_weights_for_plain_sgd(momentum: float) -> None:
     results = []
-    for road in ("applied", "gradient", "auto"):
+    for road in ("applied", "gradient", "input"):
         torch.manual_seed(0)
         model = Net()
         memory = remembering(model, alpha=5.0)
@@ -209,11 +216,24 @@ def test_all_roads_give_the_same_weights_for_plain_sgd(momentum: float) -> None:
             torch.testing.assert_close(tensor, other[name], atol=2e-6, rtol=1e-4)
 
 
+def test_auto_watches_inputs_only_where_it_gains() -> None:
+    model = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 20))
+    memory = sgp.GradientMemory(model, threshold=0.97)
+    memory.update([torch.randn(150, 300)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = memory.attach(optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(16, 300)).square().sum().backward()
+        optimizer.step()
+    assert handle.road == {"0": "input", "2": "gradient"}
+
+
 def test_a_closure_is_projected_after_the_step() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         x, y = new_batch(step)
@@ -236,7 +256,7 @@ def test_momentum_kept_from_the_task_before_does_not_leak(settings: dict[str, An
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **settings)
     memory = sgp.GradientMemory(model, threshold=0.97, alpha=math.inf, exclude=["head*"])
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     train(model, optimizer, 10)
     memory.update([old_inputs()])
     before = snapshot(model)
@@ -249,7 +269,7 @@ def test_momentum_of_an_optimizer_that_is_attached_late_does_not_leak() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     train(model, optimizer, 10)
     memory = remembering(model)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer, STEPS, first=100)
     assert_no_leak(memory, before)
@@ -260,7 +280,7 @@ def test_gradient_accumulation_and_clipping_do_not_leak() -> None:
         model = Net()
         memory = remembering(model)
         optimizer = cls(model.parameters(), lr=rate(cls))
-        memory.attach(optimizer)
+        eagerly(memory, optimizer)
         before = snapshot(model)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -276,7 +296,7 @@ def test_steps_that_a_grad_scaler_skips_change_nothing() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = snapshot(model)
     for step in range(STEPS):
@@ -297,7 +317,7 @@ def test_a_learning_rate_schedule_and_a_tensor_rate_do_not_leak() -> None:
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.3))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         train(model, optimizer, 1, first=step)
@@ -310,7 +330,7 @@ def test_groups_added_later_are_protected() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.Adam(model.head.parameters(), lr=0.01)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     assert handle.road == {}
     optimizer.add_param_group({"params": [p for n, p in model.named_parameters() if not n.startswith("head")]})
     before = snapshot(model)
@@ -369,7 +389,7 @@ class Twice(Net):
 @pytest.mark.parametrize("alpha", [5.0, math.inf])
 def test_unusual_uses_of_a_weight_do_not_leak_and_stay_exact(cls: type[Net], alpha: float) -> None:
     results = []
-    for road in ("auto", "applied"):
+    for road in ("input", "applied"):
         torch.manual_seed(0)
         model = cls()
         memory = remembering(model, alpha=alpha)
@@ -391,7 +411,7 @@ def test_a_tied_weight_is_guarded_for_the_inputs_of_both_modules() -> None:
     hooks = [m.register_forward_hook(lambda m, i, o: seen.append(o.detach())) for m in (model.fc2, model.fc3)]
     model(old_inputs())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     then, seen = seen, []
     train(model, optimizer)
     seen.clear()
@@ -408,7 +428,7 @@ def test_a_penalty_in_the_loss_does_not_leak() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         x, y = new_batch(step)
@@ -424,7 +444,7 @@ def test_a_penalty_that_begins_in_mid_task_does_not_leak() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer, 5)
     assert handle.road["fc1"] == "input"
@@ -443,7 +463,7 @@ def test_autocast_does_not_leak() -> None:
     memory = remembering(model)
     for cls in (torch.optim.SGD, torch.optim.AdamW):
         optimizer = cls(model.parameters(), lr=rate(cls))
-        memory.attach(optimizer)
+        eagerly(memory, optimizer)
         before = snapshot(model)
         for step in range(STEPS):
             x, y = new_batch(step)
@@ -466,7 +486,7 @@ def test_a_compiled_model_does_not_leak(order: str) -> None:
         train(compiled, torch.optim.SGD(model.parameters(), lr=0.01), 2)
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     if compiled is None:
         compiled = torch.compile(model, backend="aot_eager")
     before = snapshot(model)
@@ -482,7 +502,7 @@ def test_different_rates_for_weight_and_bias_do_not_leak() -> None:
         {"params": [p for n, p in model.named_parameters() if n.endswith("bias")], "lr": 0.5},
     ]
     optimizer = torch.optim.SGD(groups)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer)
     assert set(handle.road.values()) == {"applied"}
@@ -515,7 +535,7 @@ def test_old_outputs_do_not_move_when_all_they_span_is_blocked(rule: Any) -> Non
     memory = remembering(model, threshold=1.0, bias=rule)
     then = model(old_inputs()).detach()
     optimizer = torch.optim.Adam([p for n, p in model.named_parameters() if not n.startswith("head")], lr=0.01)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     moved = snapshot(model)
     train(model, optimizer)
     assert not torch.equal(moved["fc1.weight"], model.fc1.weight)
@@ -527,7 +547,7 @@ def test_a_backward_pass_that_is_thrown_away_is_not_held_against_the_input_side(
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         for part in range(2):  # the first is discarded by zero_grad
@@ -543,7 +563,7 @@ def test_a_forward_that_began_before_inputs_were_replaced_is_projected_in_full()
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     before = snapshot(model)
     pending = F.cross_entropy(model(new_batch(0)[0]), new_batch(0)[1])
     for step in range(1, STEPS):
@@ -560,7 +580,7 @@ def test_an_exception_in_a_forward_leaves_nothing_open() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     train(model, optimizer, 3)
     with pytest.raises(RuntimeError, match="shape"):
         model.fc1(torch.randn(3, 11))
@@ -574,7 +594,7 @@ def test_torch_func_still_works_on_a_watched_model() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     train(model, optimizer, 3)
     parameters = dict(model.named_parameters())
     x, y = new_batch(0)
@@ -595,7 +615,7 @@ def test_checkpointed_layers_do_not_leak() -> None:
         model = Net()
         memory = remembering(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        memory.attach(optimizer)
+        eagerly(memory, optimizer)
         before = snapshot(model)
         for step in range(STEPS):
             x, y = new_batch(step)
@@ -617,7 +637,7 @@ def test_bfloat16_weights_keep_a_float32_master() -> None:
         memory.update([old_inputs().bfloat16()])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         with pytest.warns(UserWarning, match="float32 master"):
-            handle = memory.attach(optimizer)
+            handle = eagerly(memory, optimizer)
         before = snapshot(model)
         for step in range(STEPS):
             x, y = new_batch(step)
@@ -636,7 +656,7 @@ def test_channels_last_weights_do_not_leak() -> None:
         model = Net().to(memory_format=torch.channels_last)
         memory = remembering(model)
         optimizer = cls(model.parameters(), lr=rate(cls))
-        memory.attach(optimizer)
+        eagerly(memory, optimizer)
         before = snapshot(model)
         train(model, optimizer)
         assert_no_leak(memory, before)
@@ -664,7 +684,7 @@ def test_a_detached_optimizer_is_free_again() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    handle = eagerly(memory, optimizer)
     train(model, optimizer, 5)
     handle.detach()
     bare = copy.deepcopy(model)
@@ -679,7 +699,7 @@ def test_a_dropped_optimizer_leaves_the_model_with_raw_gradients() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    memory.attach(optimizer)
+    eagerly(memory, optimizer)
     train(model, optimizer, 5)
     alive = weakref.ref(optimizer)
     del optimizer

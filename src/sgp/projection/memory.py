@@ -144,10 +144,11 @@ class GradientMemory:
 
         Args:
             optimizer: holds parameters of the model; groups may be added later.
-            road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step;
-                ``"applied"`` always projects what was applied; ``"gradient"`` projects the gradient, exact or
-                not. With gradient clipping the roads differ: ``"applied"`` and ``"gradient"`` clip what is
-                not projected yet, ``"input"`` (which ``"auto"`` may take for plain SGD) clips what is.
+            road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step; ``"applied"``
+                always projects what was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
+                tries the input side of every linear layer, also where it can gain nothing, and refuses an optimizer
+                that it is not exact for. With gradient clipping the roads differ: ``"applied"`` and ``"gradient"``
+                clip what is not projected yet, the input side (which ``"auto"`` may take for plain SGD) what is.
 
         Returns:
             A handle that tells the roads taken and detaches.

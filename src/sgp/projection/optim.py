@@ -108,7 +108,7 @@ class Handle:
             road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=False)
             linear = road == "gradient"
             if linear and self.wanted != "gradient":
-                self._protection.watch(guard, self._token)
+                self._protection.watch(guard, self._token, always=self.wanted == "input")
             else:
                 self._protection.unwatch(guard, "another road")
             if linear:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from sgp.projection.optim import Handle
 
 
+# Multiply-adds of a projection below which the bookkeeping of the input side costs more than it saves.
+WORTH_WATCHING = 10_000_000
+
+
 class Protection:
     """Shared by a memory and the handles of its optimizers.
 
@@ -82,11 +86,12 @@ class Protection:
             self._ready[guard.name] = (stored, ready)
         return ready
 
-    def watch(self, guard: Guard, owner: object) -> None:
-        """Put a linear layer's input side on trial for an owner, if it is one that can be watched."""
+    def watch(self, guard: Guard, owner: object, *, always: bool) -> None:
+        """Put a linear layer's input side on trial for an owner, if it can be watched and, unless always, may gain."""
         self.unwatch(guard, "")
         weight, bias = self.tensors(guard)
-        if guard.layer_type.is_linear and len(guard.sources) == 1 and weight.dim() == 2:
+        gain = weight.numel() * self.subspaces[guard.name].basis.shape[2]
+        if guard.layer_type.is_linear and len(guard.sources) == 1 and (always or gain > WORTH_WATCHING):
             module = self.model.get_submodule(guard.sources[0].module)
             self.sides[guard.name] = InputSide(module, weight, bias, self.subspace_for(guard))
             self._side_owner[guard.name] = owner

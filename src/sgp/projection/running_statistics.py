@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
+
+# As for watched inputs, nothing is left on the modules themselves, and nobody is kept alive.
+_holding: WeakSet[RunningStatistics] = WeakSet()
+_hooks: list[RemovableHandle] = []
 
 
 class RunningStatistics:
@@ -24,7 +28,6 @@ class RunningStatistics:
         self._is_active = is_active
         self._names: dict[nn.Module, str] = {}
         self._values: dict[str, dict[str, Tensor]] = {}
-        self._hook: RemovableHandle | None = None
 
     def freeze(self, modules: Mapping[str, nn.Module]) -> None:
         """Hold these modules, and no others, at the values they have when they are first given."""
@@ -33,10 +36,10 @@ class RunningStatistics:
             if name not in self._values:
                 buffers = module.named_buffers(recurse=False)
                 self._values[name] = {key: buffer.detach().clone() for key, buffer in buffers}
-        if self._names and self._hook is None:
-            # As for watched inputs, nothing is left on the modules themselves. The hook keeps nobody alive.
-            self._hook = register_module_forward_hook(_after_forward_for(weakref.ref(self)))
-            weakref.finalize(self, self._hook.remove)
+        if self._names:
+            _holding.add(self)
+            if not _hooks:
+                _hooks.append(register_module_forward_hook(_after_forward))
 
     def restore(self) -> None:
         """Put all values back."""
@@ -80,14 +83,11 @@ class RunningStatistics:
             getattr(module, key).data.copy_(value)
 
 
-def _after_forward_for(
-    reference: weakref.ref[RunningStatistics],
-) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    def after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        statistics = reference()
-        if statistics is not None:
-            statistics.after_forward(module)
-
-    return after_forward
+def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    for statistics in list(_holding):
+        statistics.after_forward(module)
+    if not _holding:  # not as soon as the last is collected, which may be in the middle of a compilation
+        while _hooks:
+            _hooks.pop().remove()
