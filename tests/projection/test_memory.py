@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp import GradientMemory
+from sgp.projection.optim import Road
 
 
 class MLP(nn.Module):
@@ -504,15 +505,15 @@ def projected_once(
         assert (joint @ (M * lam) @ M.T).norm() > 0.1 * joint.norm()
 
 
-@pytest.mark.parametrize("road", ["auto", "applied", "gradient"])
-def test_attaching_twice_projects_once(road: Any) -> None:
+@pytest.mark.parametrize("road", ["auto", "applied", "gradient", "input"])
+def test_attaching_twice_projects_once(road: Road) -> None:
     memory = learned(alpha=1)  # importances below 1, so that a second projection would show
     model = memory.model
     optimizer = SGD(model.parameters(), lr=0.1)
     handles = [memory.attach(optimizer, road=road) for _ in range(3)]
     assert [handle.attached for handle in handles] == [False, False, True]
     assert len(optimizer._optimizer_step_pre_hooks) == 1
-    for x in batches(1):
+    for x in torch.cat(batches(1)).split(15):
         raw = copy.deepcopy(model)
         raw(x).square().mean().backward()
         gradients = {name: p.grad.clone() for name, p in raw.named_parameters() if p.grad is not None}
@@ -819,28 +820,28 @@ def test_a_compiled_model_is_protected_like_the_module_inside() -> None:
     torch._dynamo.reset()
 
 
-NEW_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "SGD": lambda p: SGD(p, lr=0.05),
-    "SGD with momentum": lambda p: SGD(p, lr=0.05, momentum=0.9),
-    "Adam": lambda p: Adam(p, lr=1e-2),
+STEPS: dict[str, tuple[Callable[..., Optimizer], Road]] = {
+    "SGD": (lambda p: SGD(p, lr=0.05), "auto"),
+    "SGD by inputs": (lambda p: SGD(p, lr=0.05), "input"),
+    "SGD with momentum by inputs": (lambda p: SGD(p, lr=0.05, momentum=0.9), "input"),
+    "Adam": (lambda p: Adam(p, lr=1e-2), "auto"),
 }
 
 
-@pytest.mark.parametrize("new_optimizer", NEW_OPTIMIZERS.values(), ids=NEW_OPTIMIZERS.keys())
-def test_training_leaves_no_trace_on_the_model(new_optimizer: Callable[..., Optimizer]) -> None:
+@pytest.mark.parametrize(("new_optimizer", "road"), STEPS.values(), ids=STEPS.keys())
+def test_training_leaves_no_trace_on_the_model(new_optimizer: Callable[..., Optimizer], road: Road) -> None:
     model = new_model()
     keys, attributes = list(model.state_dict()), {name: set(vars(m)) for name, m in model.named_modules()}
     memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
     optimizer = new_optimizer(model.parameters())
-    handle = memory.attach(optimizer)
+    handle = memory.attach(optimizer, road=road)
     for task in range(2):
         for x in batches(task):
-            step(model, optimizer, x[:8])  # fewer rows than outputs, so that inputs are replaced with SGD
+            step(model, optimizer, x[:8])  # fewer rows than outputs, so that inputs may be replaced
         memory.update(batches(task))
     for x in batches(2):
         step(model, optimizer, x[:8])
-    if type(optimizer) is SGD:
-        assert "input" in handle.road.values()
+    assert ("input" in handle.road.values()) == (road == "input")
 
     assert list(model.state_dict()) == keys
     assert type(model) is MLP

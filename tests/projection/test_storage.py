@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp import GradientMemory
 from sgp.projection import storage
+from sgp.projection.optim import Road
 
 OLD = Path(__file__).parent.parent / "data" / "memory-format-1.safetensors"
 
@@ -88,26 +89,30 @@ def assert_same(a: Any, b: Any) -> None:
             assert value == b[key], key
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
-    "SGD": lambda model: SGD(model.parameters(), lr=0.05),
-    "SGD with momentum": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9),
-    "SGD with weight decay": lambda model: SGD(model.parameters(), lr=0.05, weight_decay=1e-2),
-    "Adam": lambda model: Adam(model.parameters(), lr=1e-2),
+# Every road; "input" is asked for, since layers as small as these are not worth watching otherwise.
+STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Road]] = {
+    "SGD": (lambda model: SGD(model.parameters(), lr=0.05), "auto"),
+    "SGD with momentum": (lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9), "auto"),
+    "SGD by inputs": (lambda model: SGD(model.parameters(), lr=0.05), "input"),
+    "SGD with momentum by inputs": (lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9), "input"),
+    "SGD with weight decay": (lambda model: SGD(model.parameters(), lr=0.05, weight_decay=1e-2), "auto"),
+    "Adam": (lambda model: Adam(model.parameters(), lr=1e-2), "auto"),
 }
 
 
 @pytest.mark.parametrize("order", ["attach last", "attach first"])
-@pytest.mark.parametrize("new_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+@pytest.mark.parametrize(("new_optimizer", "road"), STEPS.values(), ids=STEPS.keys())
 def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
-    new_optimizer: Callable[[nn.Module], Optimizer], order: str, tmp_path: Path
+    new_optimizer: Callable[[nn.Module], Optimizer], road: Road, order: str, tmp_path: Path
 ) -> None:
     model = new_model()
     memory = new_memory(model)
     optimizer = new_optimizer(model)
-    memory.attach(optimizer)
+    handle = memory.attach(optimizer, road=road)
     train(model, optimizer, task(0))
     memory.update(task(0))
     train(model, optimizer, task(1)[:3])
+    assert ("input" in handle.road.values()) == (road == "input")
 
     memory.save(tmp_path / "memory.safetensors")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "rest.pt")
@@ -116,13 +121,13 @@ def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
     resumed_memory = new_memory(resumed)
     resumed_optimizer = new_optimizer(resumed)
     if order == "attach first":
-        resumed_memory.attach(resumed_optimizer)
+        resumed_memory.attach(resumed_optimizer, road=road)
     rest = torch.load(tmp_path / "rest.pt")
     resumed.load_state_dict(rest["model"])
     resumed_optimizer.load_state_dict(rest["optimizer"])
     resumed_memory.load(tmp_path / "memory.safetensors")
     if order == "attach last":
-        resumed_memory.attach(resumed_optimizer)
+        resumed_memory.attach(resumed_optimizer, road=road)
     assert_same(resumed_memory.state_dict(), memory.state_dict())
 
     for m, o, kept in ((model, optimizer, memory), (resumed, resumed_optimizer, resumed_memory)):

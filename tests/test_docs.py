@@ -1,0 +1,33 @@
+"""Numbers in the docs are those of the committed runs."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_samples_and_threshold_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "bench/ranks.json").read_text())
+    known = {
+        (row["samples"], row["threshold"], row["layer"]): f"{row['rank']} ({100 * row['energy']:.0f} %)"
+        for row in measured["samples_and_threshold"]
+    }
+    text = (ROOT / "docs/limits.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (0\.\d+) \| (.+?) \| (.+?) \| (.+?) \|$", text, re.M)
+    assert len(rows) == 12
+    for samples, threshold, *cells in rows:
+        for layer, cell in zip(("conv2", "fc1", "fc2"), cells, strict=True):
+            assert cell == known[int(samples), float(threshold), layer]
+    for task in measured["tasks"]:
+        assert f"| {task['task'] + 1} | {' | '.join(map(str, task['ranks'].values()))} |" in text
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name}: {target}"
+            if anchor:
+                titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+                assert anchor[1:] in {re.sub(r"[^a-z0-9 -]", "", t.lower()).replace(" ", "-") for t in titles}
