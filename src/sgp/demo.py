@@ -24,6 +24,8 @@ BATCH = 32
 SAMPLES = 300
 # A memory with less than this free share leaves little to learn with.
 NEARLY_FULL = 0.2
+# At this threshold ten tasks leave the memory room, and GPM and SGP end about level.
+ROOMY = 0.95
 
 
 @dataclass(frozen=True)
@@ -199,11 +201,10 @@ def _reading(outcomes: dict[str, list[Outcome]], demo: Demo) -> Iterator[str]:
         f"{accs['SGP'] - accs['finetuning']:+.1f}; SGP against GPM {mean(gain):+.1f}, "
         f"above it on {sum(g > 0 for g in gain)} of {_count(len(gain), 'seed')}."
     )
-    yield (
-        f"Next: with {100 * free:.0f} % left to GPM, "
-        + (
-            "the memory is full, and a lower threshold may serve both methods better: try `sgp demo --threshold 0.95`."
-            if free < NEARLY_FULL
-            else "the memory has room, and scaling the steps changes little: try `sgp demo --threshold 0.99`."
-        )
-    )
+    if free > NEARLY_FULL:
+        state, advice = "room enough, so strict projection costs it little", f"--tasks {2 * demo.tasks}"
+    elif demo.threshold > ROOMY:
+        state, advice = "nearly full, and a lower threshold may serve both methods better", f"--threshold {ROOMY}"
+    else:
+        state, advice = "more than the network holds at any threshold", f"--tasks {max(2, demo.tasks // 2)}"
+    yield f"Next: GPM has {100 * free:.0f} % of its memory left, {state}: try `sgp demo {advice}`."

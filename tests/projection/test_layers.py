@@ -380,12 +380,18 @@ def test_a_step_leaves_the_outputs_of_a_convolution_for_remembered_inputs_unchan
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_step_leaves_the_outputs_of_a_depthwise_convolution_unchanged(
-    optimizer: type[torch.optim.Optimizer], memory_format: torch.memory_format
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(4, 3, 1), (8, 6, 2), (5, 10, 5)])
+def test_a_step_leaves_the_outputs_of_dense_grouped_and_depthwise_convolutions_in_either_memory_format(
+    inputs: int,
+    outputs: int,
+    groups: int,
+    optimizer: type[torch.optim.Optimizer],
+    memory_format: torch.memory_format,
 ) -> None:
     torch.manual_seed(0)
-    conv = nn.Conv2d(5, 10, 3, groups=5).to(memory_format=memory_format)
-    assert_a_step_leaves_the_outputs_of_remembered_inputs(conv, torch.randn(1, 5, 4, 4), optimizer=optimizer)
+    conv = nn.Conv2d(inputs, outputs, 3, groups=groups).to(memory_format=memory_format)
+    assert conv.weight.is_contiguous(memory_format=memory_format)
+    assert_a_step_leaves_the_outputs_of_remembered_inputs(conv, torch.randn(1, inputs, 4, 4), optimizer=optimizer)
 
 
 @few

@@ -302,7 +302,7 @@ def test_an_update_that_fails_in_the_middle_leaves_everything_as_it_was(monkeypa
         memory.update(Loader())
     assert_same(everything_of(memory), before)
 
-    calls = []
+    calls: list[Any] = []
     original = type(memory.subspaces["first"]).grow
 
     def fails_at_the_third_layer(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -311,12 +311,14 @@ def test_an_update_that_fails_in_the_middle_leaves_everything_as_it_was(monkeypa
             raise RuntimeError("the decomposition did not converge")
         return original(self, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(memory.subspaces["first"]), "grow", fails_at_the_third_layer)
-        with pytest.raises(RuntimeError, match="did not converge"):
-            memory.update(batches(1))
-    assert len(calls) == 3
-    assert_same(everything_of(memory), before)
+    for budget in (2**30, 1000):  # all layers in one pass over the data, or one pass for each
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(memory.subspaces["first"]), "grow", fails_at_the_third_layer)
+            with pytest.raises(RuntimeError, match="did not converge"):
+                memory.update(batches(1), budget=budget)
+        assert len(calls) == 3
+        assert_same(everything_of(memory), before)
 
     with pytest.raises((RuntimeError, ValueError), match="shape"):
         memory.update([batches(1)[0], torch.ones(4, 9)])

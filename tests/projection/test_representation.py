@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import sgp
+from sgp.projection import layers
+from sgp.projection.layers import Block, LayerType, register_layer
 from sgp.projection.layout import layout_of
 from sgp.projection.representation import collect
 from sgp.projection.statistic import Statistic
@@ -212,6 +214,30 @@ def test_a_tied_kernel_is_unfolded_as_each_of_its_layers_does() -> None:
     model[1].weight = model[0].weight
     found = statistics(model, [torch.randn(3, 2, 9)])
     assert found["0"].count == 3 * 9 + 3 * 3
+
+
+def test_a_tied_block_does_not_share_what_its_other_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.value = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.gate.T).sigmoid() * (x @ self.value.T)
+
+    @register_layer(Gated)
+    class GatedType(LayerType):
+        def blocks(self, module: nn.Module) -> list[Block]:
+            return [Block("gate"), Block("value")]
+
+    model = nn.Sequential(Gated(), nn.Linear(4, 4, bias=False))
+    model[1].weight = model[0].gate
+    x = torch.randn(5, 4)
+    found = statistics(model, [x])
+    assert_is_gram_of(found["0:gate"], x, model[0](x).detach())
+    assert_is_gram_of(found["0:value"], x)
 
 
 class CallsItsOutputProjection(nn.MultiheadAttention):
@@ -443,12 +469,12 @@ def test_nan_or_an_infinity_names_the_layer_and_nothing_changes(value: float, ke
     x = torch.randn(1 if kept else 20, 4)  # few rows are kept as they are, many are folded
     generator = torch.Generator()
     traced = trace(model, generator)
-    with pytest.raises(FloatingPointError, match="'first'.*NaN or an infinity"):
+    with pytest.raises(FloatingPointError, match=r"'first'.*NaN or an infinity"):
         memory.update([x, x.clone().index_fill_(0, torch.tensor([0]), value)])
     with torch.no_grad():
         weight = model.first.weight.clone()
         model.first.weight[2] = value
-    with pytest.raises(FloatingPointError, match="'second'.*NaN or an infinity"):
+    with pytest.raises(FloatingPointError, match=r"'second'.*NaN or an infinity"):
         memory.update([x], allow_unattached=True)
     with torch.no_grad():
         model.first.weight.copy_(weight)

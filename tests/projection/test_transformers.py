@@ -267,8 +267,9 @@ def test_a_language_models_output_layer_that_shares_its_embedding_is_not_said_to
 
 
 def test_gpt2s_transposed_layers_need_one_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sgp.projection import layers
     from transformers.pytorch_utils import Conv1D
+
+    from sgp.projection import layers
 
     monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
     torch.manual_seed(0)

@@ -171,9 +171,6 @@ class Handle:
                 if side is not None:
                     protection.unwatch(guard, self.reason[guard.name])
                 self._pending.append(guard)
-                for name, parameter in zip(guard.parameters, (weight, bias), strict=False):
-                    assert parameter is not None
-                    self._keep(name, parameter)
             elif side is not None and side.mode != "off" and side.settle(weight, bias):
                 road = "input"
             else:
@@ -181,12 +178,10 @@ class Handle:
                     self.reason[guard.name] = side.why
                 _project_gradient(guard, protection.subspace_for(guard), weight, bias)
             self._taken[guard.name] = road
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for name in protection.layout.frozen:
-            parameter = protection.parameter(name)
-            if parameter.requires_grad and id(parameter) in held:
-                self._keep(name, parameter)
-                self._restore.append(name)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        self._restore = [name for name in protection.layout.frozen if id(protection.parameter(name)) in held]
+        for name in {*self._restore, *(name for guard in self._pending for name in guard.parameters)}:
+            self._keep(name, protection.parameter(name))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -217,7 +212,9 @@ class Handle:
             self._kept[name] = parameter.detach().clone(memory_format=torch.preserve_format)
         else:
             kept.copy_(parameter)
-        if parameter.dtype in (torch.float16, torch.bfloat16) and name not in self._protection.layout.frozen:
+        if parameter.dtype not in (torch.float16, torch.bfloat16):
+            self._masters.pop(name, None)
+        elif name not in self._restore:
             master = self._masters.get(name)
             # Whoever wrote to the weight since the last step is right.
             if master is None or not torch.equal(master.to(parameter.dtype), parameter):
