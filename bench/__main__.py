@@ -8,7 +8,9 @@ update wait for each other's threads at every step, and can take a hundred times
 import argparse
 import datetime
 import json
+import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,6 +44,7 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "load": round(os.getloadavg()[0], 2),
     }
 
 
@@ -50,7 +53,8 @@ def table(rows: list[Row], where: dict[str, object]) -> Table:
     day = str(where["date"])[:10]
     view = Table(
         title="Side by side: plain, with sgp, and as published",
-        caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}\n"
+        caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
+        f"load before: {where['load']}\n"
         "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
         "step, updates by the published update, peaks by the first peak.",
         caption_justify="left",
@@ -94,27 +98,25 @@ def main() -> None:
     wanted = arguments.only or MEASUREMENTS
     quick = arguments.quick
 
+    # Taken before the measurements, which are a load of their own.
+    where = machine()
+    measurements: dict[str, tuple[str, Callable[[], list[Row]]]] = {
+        "alexnet": ("AlexNet step", lambda: [steps.alexnet_row(rounds=5 if quick else 25)]),
+        "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
+        "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
+        "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
+    }
     progress = Console(stderr=True)
     rows: list[Row] = []
-    if "alexnet" in wanted:
-        progress.print("AlexNet step ...")
-        rows.append(steps.alexnet_row(rounds=5 if quick else 40))
-    if "ppo" in wanted:
-        progress.print("PPO step ...")
-        rows.append(steps.ppo_row(rounds=3 if quick else 15))
-    if "update" in wanted:
-        progress.print("memory update, mostly the published SVDs ...")
-        rows += update.rows(rounds=1 if quick else 3)
-    if "peak" in wanted:
-        progress.print("peak memory ...")
-        rows += peak.rows(processes=1 if quick else 3)
-
-    where = machine()
+    for name in wanted:
+        what, measure = measurements[name]
+        progress.print(f"measuring {what} ...")
+        rows += measure()
+        if arguments.out is not None:
+            report = where | {"quick": quick, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     Console(width=80).print(table(rows, where))
-    if arguments.out is not None:
-        report = where | {"quick": quick, "rows": [asdict(row) | {"met": row.met} for row in rows]}
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

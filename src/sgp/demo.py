@@ -202,9 +202,9 @@ def _reading(outcomes: dict[str, list[Outcome]], demo: Demo) -> Iterator[str]:
         f"above it on {sum(g > 0 for g in gain)} of {_count(len(gain), 'seed')}."
     )
     if free > NEARLY_FULL:
-        state, advice = "room enough, so strict projection costs it little", f"--tasks {2 * demo.tasks}"
+        state, advice = "and more tasks would fill it", f"--tasks {2 * demo.tasks}"
     elif demo.threshold > ROOMY:
-        state, advice = "nearly full, and a lower threshold may serve both methods better", f"--threshold {ROOMY}"
+        state, advice = "and a lower threshold may serve both methods better", f"--threshold {ROOMY}"
     else:
-        state, advice = "more than the network holds at any threshold", f"--tasks {max(2, demo.tasks // 2)}"
+        state, advice = "and fewer tasks would leave it room", f"--tasks {max(2, demo.tasks // 2)}"
     yield f"Next: GPM has {100 * free:.0f} % of its memory left, {state}: try `sgp demo {advice}`."

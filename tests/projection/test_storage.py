@@ -241,7 +241,7 @@ def test_a_single_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None
     for count, position in enumerate(range(0, len(whole), 7)):
         flipped = bytes([whole[position] ^ (1 << count % 8)])
         path.write_bytes(whole[:position] + flipped + whole[position + 1 :])
-        with pytest.raises(ValueError, match="damaged|has format") as error:
+        with pytest.raises(ValueError, match=r"damaged|has format") as error:
             storage.read(path)
         assert str(path) in str(error.value)
 

@@ -13,6 +13,9 @@ from sgp.projection.layout import Guard
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect, forward_of, no_trace
 
+# A weight that has changed by less than this share of itself has only been rounded.
+ROUNDING = 2.0**-20
+
 
 @dataclass(frozen=True)
 class LayerCheck:
@@ -98,20 +101,23 @@ def check(
             change = new - old.to(new.device)
             blocked = subspace.basis.double() * (subspace.importance == 1).unsqueeze(1)
             energy = float(statistic.energy().sum())
+            moved = float(change.norm())
+            if moved <= ROUNDING * float(old.norm()):  # a layer that is full does not move but for rounding
+                moved = 0.0
             layers.append(
                 LayerCheck(
                     layer=guard.name,
                     held=_ratio(float(statistic.energy_through(subspace.basis.mT).sum()), energy),
-                    leak=_ratio(float((change @ blocked.to(change.device)).norm()), float(change.norm())),
+                    leak=_ratio(float((change @ blocked.to(change.device)).norm()), moved),
                     drift=_ratio(
                         float(statistic.energy_through(change).sum()) ** 0.5,
                         float(statistic.energy_through(old).sum()) ** 0.5,
                     ),
                 )
             )
-    moved = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
+    drifted = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
     size = sum(float(b.double().square().sum()) for b in then) ** 0.5
-    return Check(_ratio(moved, size), layers)
+    return Check(_ratio(drifted, size), layers)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -95,9 +95,15 @@ def check_patterns(model: nn.Module, patterns: Iterable[str], what: str, also: I
 
 
 def layout_of(
-    model: nn.Module, *, exclude: Sequence[str], bias: BiasRule, rest: Literal["freeze", "free"], strict: bool
+    model: nn.Module,
+    *,
+    exclude: Sequence[str],
+    bias: BiasRule,
+    rest: Literal["freeze", "free"],
+    strict: bool,
+    held: Collection[str] = (),
 ) -> Layout:
-    """Sort a model's parameters.
+    """Sort a model's parameters; guards in ``held`` have bases and stay, though they may not be trained just now.
 
     Raises:
         TypeError: a weight is parametrized, or ``strict`` and a layer type is not known.
@@ -126,7 +132,8 @@ def layout_of(
             bias_name = None if offset is None else canonical[id(offset)]
             if bias_name is not None:
                 bias_users.setdefault((bias_name, block.bias_rows or block.rows), set()).add(key)
-            if not weight.requires_grad or matches(weight_name, exclude) or id(weight) in strangers:
+            is_trained = weight.requires_grad or name in held
+            if not is_trained or matches(weight_name, exclude) or id(weight) in strangers:
                 if id(weight) in strangers:
                     shared[weight_name] = strangers[id(weight)]
                 if bias_name is not None:
@@ -137,7 +144,7 @@ def layout_of(
             if key in guarded:
                 guarded[key].sources.append(source)
                 continue
-            protect = bias == "protect" and offset is not None and offset.requires_grad
+            protect = bias == "protect" and offset is not None and (offset.requires_grad or name in held)
             protect = protect and bias_name is not None and not matches(bias_name, exclude)
             guard = Guard(name, block, layer_type, weight_name, bias_name if protect else None, [source])
             guarded[key] = layout.guards[name] = guard

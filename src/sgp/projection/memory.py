@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -205,7 +205,7 @@ class GradientMemory:
         protection = self._protection
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
-        layout = self._scan(self.model)
+        layout = self._scan(self.model, protection.subspaces)
         guards = layout.guards
         thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
         limits = self._limits(samples, guards)
@@ -213,7 +213,7 @@ class GradientMemory:
             self._refuse_unattached()
 
         passes = list(_passes(self.model, guards.values(), budget))
-        if len(passes) > 1 and iter(batches) is batches:
+        if len(passes) > 1 and isinstance(batches, Iterator):
             raise ValueError(
                 f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
                 f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
@@ -301,6 +301,7 @@ class GradientMemory:
             "statistics": protection.statistics.state_dict(),
             "fingerprints": dict(protection.fingerprints),
             "trained": sorted(protection.trained),
+            "proved": dict(protection.proved),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -310,7 +311,7 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
-        layout = self._scan(self.model)
+        layout = self._scan(self.model, [name for entry in state["subspaces"] for name in entry["layers"]])
         subspaces: dict[str, Subspace] = {}
         for entry in state["subspaces"]:
             subspace = Subspace(entry["basis"].clone(), entry["importance"].clone(), entry["rank"].clone())
@@ -324,9 +325,10 @@ class GradientMemory:
         protection = self._protection
         protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
         protection.store(int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces})
-        protection.fingerprints = {name: int(value) for name, value in state["fingerprints"].items()}
+        protection.fingerprints = dict(state["fingerprints"])
         protection.trained = set(state["trained"])
-        same = protection.fingerprint(protection.fingerprints) == protection.fingerprints
+        protection.proved = dict(state["proved"])
+        same = not any(protection.has_changed(name) for name in protection.fingerprints)
         self._anchor = self._copy_of_weights() if same and protection.tasks else None
         for handle in protection.handles():
             handle.refresh(grown=False)
@@ -345,8 +347,8 @@ class GradientMemory:
             f"GradientMemory({layers} layers, {self.tasks} tasks, threshold={self.threshold!r}, alpha={self.alpha:g})"
         )
 
-    def _scan(self, model: nn.Module) -> Layout:
-        layout = layout_of(model, exclude=self.exclude, bias=self.bias, rest=self.rest, strict=self.strict)
+    def _scan(self, model: nn.Module, held: Collection[str] = ()) -> Layout:
+        layout = layout_of(model, exclude=self.exclude, bias=self.bias, rest=self.rest, strict=self.strict, held=held)
         if not layout.guards:
             raise ValueError(
                 "the model has no layer to protect: every layer is excluded, not trained, or of a type "
@@ -397,10 +399,9 @@ class GradientMemory:
     def _refuse_unattached(self) -> None:
         """An update after training that nobody projected would promise what is lost already."""
         protection = self._protection
-        now = protection.fingerprint(name for name in protection.fingerprints if name not in protection.trained)
         for guard in protection.active():
             for name in guard.parameters:
-                if name in now and now[name] != protection.fingerprints[name]:
+                if name not in protection.trained and protection.has_changed(name):
                     raise RuntimeError(
                         f"layer {guard.name!r} was trained by an optimizer that is not attached, so older "
                         "tasks were not protected: call memory.attach(optimizer) before training, or "

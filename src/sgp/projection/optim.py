@@ -174,9 +174,10 @@ class Handle:
             elif side is not None and side.mode != "off" and side.settle(weight, bias):
                 road = "input"
             else:
-                if side is not None and side.why:
-                    self.reason[guard.name] = side.why
                 _project_gradient(guard, protection.subspace_for(guard), weight, bias)
+            if side is not None and side.mode != "trial" and road != "applied":
+                protection.proved[guard.name] = side.mode == "replace"
+                self.reason[guard.name] = side.why
             self._taken[guard.name] = road
         held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         self._restore = [name for name in protection.layout.frozen if id(protection.parameter(name)) in held]
@@ -263,18 +264,16 @@ class Handle:
         if any(buffer is None for buffer in buffers):
             return
         subspace = self._protection.subspace_for(guard)
-        matrix = guard.block.matrix(buffers[0])
-        vector = guard.block.vector(buffers[1]) if len(buffers) > 1 else None
         if not grown:
+            block, dtype = guard.block, subspace.basis.dtype
             blocked = subspace.basis * (subspace.importance == 1).unsqueeze(1)
+            matrix = block.matrix(buffers[0]).to(dtype)
             along = torch.matmul(matrix, blocked[:, : matrix.shape[-1]])
-            if vector is not None:
-                along += vector.unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
+            if len(buffers) > 1:
+                along += block.vector(buffers[1]).to(dtype).unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
             if float(along.norm()) <= PROJECTED * float(matrix.norm()):
                 return
-        subspace.take_away(matrix, vector, matrix, vector)
-        if not _shares_storage(matrix, buffers[0]):
-            guard.block.write(buffers[0], matrix)
+        _project(guard, subspace, *buffers)
 
 
 def _release(protection: weakref.ref[Protection], token: object) -> None:
@@ -306,13 +305,19 @@ def _project_gradient(guard: Guard, subspace: Subspace, weight: nn.Parameter, bi
         if parameter is not None and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     assert weight.grad is not None
-    matrix = guard.block.matrix(weight.grad).to(subspace.basis.dtype)
-    vector = None if bias is None or bias.grad is None else guard.block.vector(bias.grad).to(subspace.basis.dtype)
+    _project(guard, subspace, weight.grad, None if bias is None else bias.grad)
+
+
+def _project(guard: Guard, subspace: Subspace, weight: Tensor, bias: Tensor | None = None) -> None:
+    """Eq. 3 in place on what has the shape of a block's weight and bias, whatever its type and strides."""
+    block, dtype = guard.block, subspace.basis.dtype
+    matrix = block.matrix(weight).to(dtype)
+    vector = None if bias is None else block.vector(bias).to(dtype)
     subspace.take_away(matrix, vector, matrix, vector)
-    if not _shares_storage(matrix, weight.grad):
-        guard.block.write(weight.grad, matrix)
-    if bias is not None and bias.grad is not None and vector is not None and not _shares_storage(vector, bias.grad):
-        guard.block.vector(bias.grad).copy_(vector)
+    if not _shares_storage(matrix, weight):
+        block.write(weight, matrix)
+    if bias is not None and vector is not None and not _shares_storage(vector, bias):
+        block.vector(bias).copy_(vector)
 
 
 def _shares_storage(a: Tensor, b: Tensor) -> bool:

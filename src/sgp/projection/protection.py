@@ -31,6 +31,9 @@ class Protection:
         subspaces: by guard.
         sides: linear layers whose inputs are watched, by guard.
         trained: parameters that an attached optimizer has stepped since the last update.
+        fingerprints: of the guarded parameters, as of the last update.
+        proved: how the trial of a layer's input side has ended since the last update, so that a run that is
+            taken up again takes the same road.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -40,7 +43,8 @@ class Protection:
         self.subspaces: dict[str, Subspace] = {}
         self.sides: dict[str, InputSide] = {}
         self.trained: set[str] = set()
-        self.fingerprints: dict[str, int] = {}
+        self.fingerprints: dict[str, str] = {}
+        self.proved: dict[str, bool] = {}
         self.statistics = RunningStatistics(lambda: any(True for _ in self.handles()))
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
@@ -52,7 +56,9 @@ class Protection:
         self.tasks, self.layout, self.subspaces = tasks, layout, dict(subspaces)
         self._ready.clear()
         self._owners.clear()
-        self.statistics.freeze({name: self.model.get_submodule(name) for name in layout.statistics})
+        frozen = layout.statistics if tasks else []
+        self.statistics.freeze({name: self.model.get_submodule(name) for name in frozen})
+        self.proved.clear()
         for name in list(self.sides):
             self.sides.pop(name).close("the memory was updated")
 
@@ -91,9 +97,13 @@ class Protection:
         self.unwatch(guard, "")
         weight, bias = self.tensors(guard)
         gain = weight.numel() * self.subspaces[guard.name].basis.shape[2]
-        if guard.layer_type.is_linear and len(guard.sources) == 1 and (always or gain > WORTH_WATCHING):
+        is_open = guard.layer_type.is_linear and len(guard.sources) == 1 and self.proved.get(guard.name, True)
+        if is_open and (always or gain > WORTH_WATCHING):
             module = self.model.get_submodule(guard.sources[0].module)
-            self.sides[guard.name] = InputSide(module, weight, bias, self.subspace_for(guard))
+            side = InputSide(module, weight, bias, self.subspace_for(guard))
+            if guard.name in self.proved:
+                side.mode = "replace"
+            self.sides[guard.name] = side
             self._side_owner[guard.name] = owner
 
     def unwatch(self, guard: Guard, why: str) -> None:
@@ -120,14 +130,24 @@ class Protection:
         """Remember a handle as long as its optimizer lives."""
         self._handles.append(weakref.ref(handle))
 
-    def fingerprint(self, names: Iterable[str]) -> dict[str, int]:
-        """A number per parameter that any change of its bits changes."""
+    def fingerprint(self, names: Iterable[str]) -> dict[str, str]:
+        """Per parameter its type and a number that any change of its bits changes."""
         return {name: _fingerprint(self.parameter(name)) for name in names}
 
+    def has_changed(self, name: str) -> bool:
+        """Whether a parameter's values are others than at the last update. A change of type alone is none."""
+        if name not in self.fingerprints:
+            return False
+        parameter, then = self.parameter(name), self.fingerprints[name]
+        dtype: torch.dtype = getattr(torch, then.split()[0])
+        if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
+            return False  # it was rounded since; what else happened cannot be told
+        return _fingerprint(parameter.to(dtype)) != then
 
-def _fingerprint(tensor: Tensor) -> int:
+
+def _fingerprint(tensor: Tensor) -> str:
     """Bits summed as integers, weighted by position: exact, whatever the order of summation."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(width).flatten()
     position = torch.arange(1, bits.numel() + 1, device=bits.device)
-    return int((bits.to(torch.int64) * position).sum())
+    return f"{str(tensor.dtype).removeprefix('torch.')} {int((bits.to(torch.int64) * position).sum())}"
