@@ -33,7 +33,7 @@ lint: .venv/.core
 	$(BIN)/mypy
 
 bench: .venv/.core
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --out results/bench.json
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--samples", default="paper", help="'paper' (24/100/100/125/125 per layer), a number, or 'all'")
     parser.add_argument("--threads", type=int, help="threads that torch may use")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("ranks.json"))
-    parser.add_argument("--checkpoint", type=Path, default=Path(".bench/ranks.pt"))
+    parser.add_argument("--checkpoint", type=Path, default=Path("runs/ranks.pt"))
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
