@@ -181,12 +181,24 @@ def test_a_pattern_for_heads_that_come_later_is_accepted() -> None:
         GradientMemory(Heads(), threshold=0.9, exclude=["head.*"])
 
 
-def test_a_layer_for_which_no_threshold_is_given_is_named() -> None:
-    memory = GradientMemory(new_model(), threshold={"first": 0.9, "second": 0.8})
-    before = everything_of(memory)
+def test_a_layer_for_which_no_threshold_is_given_is_named_at_once() -> None:
     with pytest.raises(ValueError, match="threshold: no pattern matches the layer 'out'; add one, such as"):
-        memory.update(batches(0))
-    assert_same(everything_of(memory), before)
+        GradientMemory(new_model(), threshold={"first": 0.9, "second": 0.8})
+
+
+def test_a_layer_that_is_unfrozen_between_updates_is_held_and_named() -> None:
+    model = new_model()
+    model.first.requires_grad_(False)
+    memory = GradientMemory(model, threshold=0.9)
+    memory.update(batches(0))
+    model.first.requires_grad_(True)
+    before = model.first.weight.clone()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    memory.attach(optimizer)
+    model(batches(1)[0]).square().sum().backward()
+    with pytest.warns(UserWarning, match=r"first\.weight, first\.bias had requires_grad=False"):
+        optimizer.step()
+    assert torch.equal(model.first.weight, before)
 
 
 @pytest.mark.parametrize(

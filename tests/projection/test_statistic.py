@@ -65,3 +65,8 @@ def test_a_clone_goes_its_own_way() -> None:
     assert (statistic.count, twin.count) == (9, 10)
     assert float(twin.energy()) == 40
     assert float(statistic.energy()) == 36
+
+
+def test_numbers_too_large_to_square_are_refused() -> None:
+    with pytest.raises(FloatingPointError):
+        Statistic(1, 4).add(torch.full((1, 9, 4), 1e20))

@@ -15,6 +15,7 @@ from sgp.projection.layers import Block, LayerType, layer_type_of
 
 BiasRule = Literal["protect", "freeze"]
 
+NOT_TRAINED = "not trained (requires_grad is False)"
 GUARDED_BIAS = "bias of a guarded layer"
 LONE_BIAS = "bias of a layer whose weight is not guarded"
 
@@ -207,7 +208,7 @@ def _sort_the_rest(
         if pattern := matches(name, exclude):
             layout.free[name] = f"excluded by {pattern!r}"
         elif not parameter.requires_grad:
-            layout.frozen[name] = "not trained (requires_grad is False)"
+            layout.frozen[name] = NOT_TRAINED
         elif reasons.get(name, "").startswith(GUARDED_BIAS):
             layout.frozen[name] = reasons[name]
         elif name in reasons or is_norm:

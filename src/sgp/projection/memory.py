@@ -116,10 +116,11 @@ class GradientMemory:
         self._anchor: dict[str, Tensor] | None = None
         check_patterns(model, self.exclude, "exclude")
         layout = self._scan(model)
-        for argument in (threshold,):
-            if isinstance(argument, Mapping):
-                check_patterns(model, argument, "threshold", layout.guards)
+        if isinstance(threshold, Mapping):
+            check_patterns(model, threshold, "threshold", layout.guards)
         self._protection = Protection(model, layout)
+        for guard in layout.guards.values():  # better now than after a task has been trained
+            self._threshold(guard)
 
     @property
     def model(self) -> nn.Module:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sgp.projection.layout import Guard
+from sgp.projection.layout import NOT_TRAINED, Guard
 from sgp.projection.subspace import Subspace
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Handle:
         self._masters: dict[str, Tensor] = {}
         self._pending: list[Guard] = []
         self._restore: list[str] = []
+        self._warned: set[str] = set()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -181,6 +182,7 @@ class Handle:
             self._taken[guard.name] = road
         held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         self._restore = [name for name in protection.layout.frozen if id(protection.parameter(name)) in held]
+        self._warn_of_held(protection.layout.frozen)
         for name in {*self._restore, *(name for guard in self._pending for name in guard.parameters)}:
             self._keep(name, protection.parameter(name))
 
@@ -201,6 +203,17 @@ class Handle:
         for name in self._restore:
             protection.parameter(name).copy_(self._kept[name])
         protection.statistics.restore()
+
+    def _warn_of_held(self, frozen: dict[str, str]) -> None:
+        """A layer that older tasks use has no bases if it was not trained then: say that it is held where it is."""
+        names = [name for name in self._restore if frozen[name] == NOT_TRAINED and name not in self._warned]
+        if names:
+            self._warned.update(names)
+            warnings.warn(
+                f"{', '.join(names)} had requires_grad=False at the last update, so nothing is known of what older "
+                "tasks need there: kept as it is until the next update",
+                stacklevel=4,
+            )
 
     def _keep(self, name: str, parameter: nn.Parameter) -> None:
         kept = self._kept.get(name)

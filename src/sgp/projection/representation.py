@@ -167,8 +167,11 @@ class _Collector:
                 statistic.add(layer_type.rows(module, chunk))
             except FloatingPointError:
                 raise FloatingPointError(
-                    f"layer {name or '(model)'!r}: its input holds NaN or an infinity; the memory is as it was"
+                    f"layer {name or '(model)'!r}: its input holds NaN or an infinity, or numbers too large to square; "
+                    "the memory is as it was"
                 ) from None
+            except ValueError as error:
+                raise ValueError(f"layer {name or '(model)'!r}: {error}") from None
 
 
 def _type_of(module: nn.Module) -> LayerType:

@@ -42,9 +42,10 @@ class RunningStatistics:
                 _hooks.append(register_module_forward_hook(_after_forward))
 
     def restore(self) -> None:
-        """Put all values back."""
-        for module, name in self._names.items():
-            self._restore(module, name)
+        """Put all values back, if an optimizer is attached; else they are anybody's."""
+        if self._is_active():
+            for module, name in self._names.items():
+                self._restore(module, name)
 
     def after_forward(self, module: nn.Module) -> None:
         """Put one module's values back, if it is held."""

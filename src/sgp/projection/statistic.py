@@ -53,7 +53,7 @@ class Statistic:
         """Take in rows: [groups, n, inputs].
 
         Raises:
-            FloatingPointError: the rows hold NaN or an infinity; nothing has been added.
+            FloatingPointError: the rows hold NaN or an infinity, or numbers too large to square.
         """
         rows = rows.detach()
         groups, n, inputs = rows.shape
@@ -125,7 +125,10 @@ class Statistic:
         for chunk in torch.split(rows, ROWS_PER_PRODUCT, dim=1):
             if chunk.dtype != torch.float64:
                 chunk = chunk.double() if self.precise else chunk.float()
-            self._gram[:, :d, :d] += chunk.mT @ chunk
+            product = chunk.mT @ chunk
+            if not bool(torch.isfinite(product.diagonal(dim1=1, dim2=2).sum())):
+                raise FloatingPointError
+            self._gram[:, :d, :d] += product
             if self.constant:
                 total = chunk.sum(dim=1, dtype=torch.float64)
                 self._gram[:, :d, d] += total
