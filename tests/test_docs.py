@@ -23,6 +23,26 @@ def test_samples_and_threshold_are_those_that_were_measured() -> None:
         assert f"| {task['task'] + 1} | {' | '.join(map(str, task['ranks'].values()))} |" in text
 
 
+def test_speeds_in_the_readme_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "results/bench.json").read_text())
+    rows = {row["name"]: row for row in measured["rows"]}
+    table = re.findall(r"^\| ([^|]+?) \| (1/\d+|\d\.\d+) \| ([\d./]*) ?\|$", (ROOT / "README.md").read_text(), re.M)
+    names = [
+        "AlexNet, SGD, batch 64",
+        "PPO agent, Adam, batch 250",
+        "Memory update, task 1",
+        "Memory update, task 2",
+        "Peak memory of an update, 8192 samples",
+    ]
+    assert len(table) == len(names)
+    for (_, ratio, published), name in zip(table, names, strict=True):
+        row = rows[name]
+        assert ratio == (f"1/{1 / row['ratio']:.0f}" if row["ratio"] < 0.2 else f"{row['ratio']:.2f}")
+        if row["against"] == "plain":
+            assert published == f"{row['published_ratio']:.2f}"
+    assert not measured["quick"]
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):

@@ -21,6 +21,11 @@ STEPS = 50
 LIMIT = 1e-5
 
 
+@pytest.fixture(autouse=True)
+def same_weights_every_time() -> None:
+    torch.manual_seed(0)
+
+
 class Net(nn.Module):
     """A conv, a wide and a narrow linear layer, and a head."""
 
@@ -261,6 +266,30 @@ def test_momentum_kept_from_the_task_before_does_not_leak(settings: dict[str, An
     memory.update([old_inputs()])
     before = snapshot(model)
     train(model, optimizer, STEPS, first=100)
+    assert_no_leak(memory, before)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_steps_with_and_without_a_closure_in_turn_do_not_leak(momentum: float) -> None:
+    model = Net()
+    memory = remembering(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if momentum else 0.5, momentum=momentum)
+    eagerly(memory, optimizer)
+    before = snapshot(model)
+    for step in range(STEPS):
+        x, y = new_batch(step)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)  # noqa: B023
+            loss.backward()
+            return loss
+
+        if step % 3 == 0:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
     assert_no_leak(memory, before)
 
 

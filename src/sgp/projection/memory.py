@@ -239,8 +239,9 @@ class GradientMemory:
         _warn_of_unreached([name for name in guards if name not in reached])
         _warn_of_full({name: subspaces[name] for name in guards if name in reached})
 
+        anchor = self._copy_of_weights()
         protection.store(protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces})
-        self._mark()
+        self._mark(anchor)
         for handle in protection.handles():
             handle.refresh(grown=True)
 
@@ -409,13 +410,13 @@ class GradientMemory:
                         "update(..., allow_unattached=True)"
                     )
 
-    def _mark(self) -> None:
+    def _mark(self, anchor: dict[str, Tensor] | None) -> None:
         """Note the weights as they are at an update."""
         protection = self._protection
         names = {name for guard in protection.active() for name in guard.parameters}
         protection.fingerprints = protection.fingerprint(sorted(names))
         protection.trained.clear()
-        self._anchor = self._copy_of_weights()
+        self._anchor = anchor
 
     def _copy_of_weights(self) -> dict[str, Tensor] | None:
         if not self._keep_anchor:

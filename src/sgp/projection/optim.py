@@ -168,6 +168,9 @@ class Handle:
             weight, bias = protection.tensors(guard)
             road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=closure)
             side = protection.sides.get(guard.name)
+            if road == "gradient" and self._taken.get(guard.name) == "applied":
+                # Momentum has taken in gradients as they were; from here on it must hold projected ones.
+                self._project_momentum(optimizer, guard, weight, bias, grown=True)
             if road == "applied":
                 if side is not None:
                     protection.unwatch(guard, self.reason[guard.name])
