@@ -91,7 +91,7 @@ def run(console: Console, demo: Demo) -> dict[str, list[Outcome]]:
                 outcomes.setdefault(method, []).append(outcome)
     console.print(_table(outcomes, demo))
     for line in _reading(outcomes, demo):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, highlight=False)
     return outcomes
 
 

@@ -99,7 +99,7 @@ def test_the_table_has_a_row_per_layer_with_the_numbers_of_capacity_in_80_column
     lines = printed(memory)
     assert max(map(len, lines)) <= 80
     assert lines[0].strip() == "GradientMemory after 1 task"
-    assert lines[2].split() == ["layer", "bases", "/", "dim", "blocked", "free", "bytes"]
+    assert lines[2].split() == ["layer", "bases", "/", "dim", "fully", "blocked", "free", "bytes"]
     rows, capacity = rows_of(lines), memory.capacity()
     assert list(rows) == [layer.layer for layer in capacity.layers]
     assert list(rows) == [
@@ -151,6 +151,8 @@ def test_every_parameter_is_either_guarded_or_listed_with_its_reason() -> None:
             "odd.kernel": "unsupported layer type Odd",
             "frozen.weight": "not trained (requires_grad is False)",
             "frozen.bias": "not trained (requires_grad is False)",
+            "norm.running_mean": "running statistics, norm",
+            "norm.running_var": "running statistics, norm",
         }
         assert free == {
             f"heads.{i}.{leaf}": "excluded by 'heads.[0-9]*'" for i in range(2) for leaf in ("weight", "bias")

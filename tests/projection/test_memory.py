@@ -943,9 +943,9 @@ def test_the_warning_comes_above_95_percent_and_not_before() -> None:
 
 def test_repr_says_what_it_is() -> None:
     memory = GradientMemory(new_model(), threshold=0.8, alpha=math.inf)
-    assert repr(memory) == "GradientMemory(3 layers, 0 tasks, threshold=0.8, alpha=inf)"
+    assert repr(memory) == "GradientMemory(layers=3, tasks=0, threshold=0.8, alpha=inf)"
     memory.update(batches(0))
-    assert repr(memory) == "GradientMemory(3 layers, 1 tasks, threshold=0.8, alpha=inf)"
+    assert repr(memory) == "GradientMemory(layers=3, tasks=1, threshold=0.8, alpha=inf)"
 
 
 # A long life
@@ -990,3 +990,27 @@ def test_a_hundred_tasks_stay_orthonormal_within_the_dimension(
     assert memory.tasks == 100
     assert sizes == sorted(sizes)
     assert sizes[0] < 10 < sizes[-1]
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.randn(20, 8), (torch.randn(20, 8), torch.zeros(20)), {"input": torch.randn(20, 8)}]
+)
+def test_a_single_batch_in_place_of_a_loader_is_refused(batch: Any) -> None:
+    memory = learned()
+    before = everything_of(memory)
+    with pytest.raises(TypeError, match=r"pass \[batch\]"):
+        memory.update(batch)
+    assert_same(everything_of(memory), before)
+
+
+def test_a_model_that_needs_more_than_the_input_is_told_of_forward() -> None:
+    class Tasks(MLP):
+        def forward(self, x: Tensor, task: int) -> Tensor:  # type: ignore[override]
+            return super().forward(x) + task
+
+    memory = GradientMemory(Tasks(), threshold=0.9)
+    with pytest.raises(TypeError) as caught:
+        memory.update(batches(0))
+    assert "forward=" in caught.value.__notes__[0]
+    memory.update(batches(0), forward=lambda batch: memory.model(batch, 1))
+    assert memory.tasks == 1

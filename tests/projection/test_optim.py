@@ -759,3 +759,17 @@ def test_changing_to_adam_after_sgd_is_adam_gp() -> None:
         results.append(snapshot(model))
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], atol=0, rtol=0)
+
+
+def test_momentum_from_an_older_checkpoint_does_not_leak() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    memory = sgp.GradientMemory(model, threshold=0.97, alpha=math.inf, exclude=["head*"])
+    eagerly(memory, optimizer)
+    train(model, optimizer, 10)
+    older = copy.deepcopy(optimizer.state_dict())
+    memory.update([old_inputs()])
+    optimizer.load_state_dict(older)
+    before = snapshot(model)
+    train(model, optimizer, STEPS, first=100)
+    assert_no_leak(memory, before)

@@ -82,7 +82,8 @@ def capacity_of(
                 shares=None if first == name else first,
             )
         )
-    return Capacity(layers, dict(layout.frozen), dict(layout.free))
+    statistics = [f"{name}.{leaf}" for name in layout.statistics for leaf in ("running_mean", "running_var")]
+    return Capacity(layers, layout.frozen | dict.fromkeys(statistics, "running statistics, norm"), dict(layout.free))
 
 
 def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
@@ -95,7 +96,7 @@ def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
         pad_edge=False,
     )
     table.add_column("layer", overflow="fold")
-    for heading in ("bases / dim", "blocked", "free", "bytes"):
+    for heading in ("bases / dim", "fully blocked", "free", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
     for layer in capacity.layers:
         size = "shared" if layer.shares else _bytes(layer.bytes)

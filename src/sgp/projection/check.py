@@ -146,7 +146,7 @@ def _joint(matrix: Tensor, guard: Guard, parameters: Mapping[str, Tensor]) -> Te
 
 
 def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
+    return part / whole if whole != 0 else 0.0
 
 
 def _outputs(value: Any) -> list[Tensor]:

@@ -203,6 +203,7 @@ class GradientMemory:
                 more passes.
             allow_unattached: go on though weights were changed by an optimizer that is not attached.
         """
+        _refuse_single_batch(batches)
         protection = self._protection
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
@@ -324,6 +325,9 @@ class GradientMemory:
                     raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
                 _check_fit(name, subspace, _dimensions(self.model, guard), guard)
                 subspaces[name] = subspace
+        missing = [name for name in layout.guards if name not in subspaces]
+        if missing and subspaces:
+            warnings.warn(f"the saved memory has no bases for {', '.join(missing)}", stacklevel=2)
         protection = self._protection
         protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
         protection.store(int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces})
@@ -346,7 +350,7 @@ class GradientMemory:
     def __repr__(self) -> str:
         layers = len(self._protection.layout.guards)
         return (
-            f"GradientMemory({layers} layers, {self.tasks} tasks, threshold={self.threshold!r}, alpha={self.alpha:g})"
+            f"GradientMemory(layers={layers}, tasks={self.tasks}, threshold={self.threshold!r}, alpha={self.alpha:g})"
         )
 
     def _scan(self, model: nn.Module, held: Collection[str] = ()) -> Layout:
@@ -433,6 +437,13 @@ def _check_threshold(value: Any, what: str) -> float:
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{what} must be in (0, 1], got {value!r}")
     return float(value)
+
+
+def _refuse_single_batch(batches: Any) -> None:
+    """One batch where an iterable of batches belongs would be taken apart into wrong ones."""
+    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(item, Tensor) for item in batches)
+    if isinstance(batches, Tensor | Mapping) or (is_pair and batches[0].dim() != batches[1].dim()):
+        raise TypeError("update takes an iterable of batches, and this looks like a single batch: pass [batch]")
 
 
 def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:

@@ -55,6 +55,8 @@ class Handle:
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
+            # Momentum of another time may not have been projected.
+            optimizer.register_load_state_dict_post_hook(lambda _: self.refresh(grown=False)),
         ]
         self.refresh(grown=False)
 

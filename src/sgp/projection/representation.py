@@ -182,13 +182,22 @@ def _type_of(module: nn.Module) -> LayerType:
 
 
 def forward_of(model: nn.Module) -> Callable[[Any], Any]:
+    """How a batch of the usual kinds runs through a model."""
+
     def run(batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            return model(batch)
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        if isinstance(batch, tuple | list) and batch:
-            return model(batch[0])
+        try:
+            if isinstance(batch, Tensor):
+                return model(batch)
+            if isinstance(batch, Mapping):
+                return model(**batch)
+            if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
+                return model(batch[0])
+        except TypeError as error:
+            error.add_note(
+                "sgp ran a batch as model(input) or model(**batch); if the model needs more, such as a task, give "
+                "forward=, for instance forward=lambda batch: model(batch[0], task)"
+            )
+            raise
         raise ValueError(
             f"a batch of type {type(batch).__name__} is not understood: give tensors, tuples whose first "
             "item is the input, dicts of keywords, or forward="

@@ -19,10 +19,12 @@ FORMAT = 1
 
 def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     """Write a state dict, whole or not at all: to a file beside, flushed, then renamed."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot save to {os.fspath(path)!r}: there is no folder {os.fspath(target.parent)!r}")
     tensors, tree = _flatten(state)
     header = {"sgp": json.dumps({"tree": tree, "digest": _digest(tree, tensors)})}
     data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=header)
-    target = Path(path)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
