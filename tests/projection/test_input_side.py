@@ -1,6 +1,7 @@
 """Projected inputs give the projected gradient, and say so only when they do."""
 
 import copy
+import gc
 import math
 
 import pytest
@@ -108,3 +109,20 @@ def test_second_order_gradients_do_not_leak() -> None:
         (loss + slope.square().sum()).backward()
         optimizer.step()
     assert memory.check(torch.randn(4, 20), reference=before).leak < 1e-5
+
+
+def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> None:
+    layer, optimizer, memory = watched()
+    held = [optimizer]
+    del optimizer
+
+    def collect(module: nn.Module, args: object) -> None:
+        held.clear()
+        gc.collect()
+
+    hook = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered
+    layer(torch.randn(2, 20)).sum().backward()
+    hook.remove()
+    assert not list(memory._protection.handles())
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert not input_side._open

@@ -441,3 +441,8 @@ def test_a_step_leaves_the_outputs_of_a_users_layer_for_remembered_inputs_unchan
 ) -> None:
     torch.manual_seed(0)
     assert_a_step_leaves_the_outputs_of_remembered_inputs(layer(10, 4), torch.randn(2, 3, 10), optimizer=optimizer)
+
+
+def test_a_block_with_the_input_on_dimension_0_is_the_whole_parameter() -> None:
+    with pytest.raises(ValueError, match="whole parameter"):
+        Block("weight", rows=(0, 4), input_dim=0)

@@ -447,3 +447,33 @@ def test_a_head_that_is_added_later_is_found_at_the_next_update() -> None:
     memory.update([torch.randn(3, 6)], forward=lambda x: model["heads"][0](model["body"](x)))
     assert set(memory.capacity().free) == {"heads.0.weight", "heads.0.bias"}
     assert [layer.layer for layer in memory.capacity().layers] == ["body"]
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_not_taken_for_its_parent() -> None:
+    class Normalising(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input / input.norm())
+
+    class Named(nn.Linear):
+        """Only another name."""
+
+    model = nn.Sequential(Normalising(3, 3), Named(3, 3))
+    layout = sgp.GradientMemory(model, threshold=0.9)._protection.layout
+    assert list(layout.guards) == ["1"]
+    assert layout.frozen["0.weight"] == "unsupported layer type Normalising"
+    with pytest.raises(TypeError, match="Normalising"):
+        sgp.GradientMemory(model, threshold=0.9, strict=True)
+
+
+def test_two_parameters_on_one_memory_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    with pytest.raises(TypeError, match=r"layer '1': its weight shares memory with '0\.weight'"):
+        sgp.GradientMemory(model, threshold=0.9)
+
+
+def test_complex_weights_are_unsupported() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64), nn.Linear(3, 3))
+    layout = sgp.GradientMemory(model, threshold=0.9)._protection.layout
+    assert list(layout.guards) == ["1"]
+    assert "0.weight" in layout.frozen

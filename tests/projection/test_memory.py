@@ -1014,3 +1014,72 @@ def test_a_model_that_needs_more_than_the_input_is_told_of_forward() -> None:
     assert "forward=" in caught.value.__notes__[0]
     memory.update(batches(0), forward=lambda batch: memory.model(batch, 1))
     assert memory.tasks == 1
+
+
+def test_a_bias_that_is_never_trained_is_no_obstacle() -> None:
+    model = new_model()
+    model.first.bias.requires_grad_(False)
+    memory = GradientMemory(model, threshold=0.8)
+    for task in range(3):
+        memory.update(batches(task))
+    memory.load_state_dict(memory.state_dict())
+    assert memory.subspaces["first"].dimension == 8
+    model.first.bias.requires_grad_(True)
+    memory.update(batches(3))
+    assert memory.subspaces["first"].dimension == 8
+    assert "first.bias" in memory.capacity().frozen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when its compiler is first imported
+@pytest.mark.parametrize(
+    "wrap", [lambda m: nn.Sequential(m, nn.Dropout()), torch.compile], ids=["Sequential", "compile"]
+)
+def test_a_layer_that_is_wrapped_later_keeps_its_bases_and_is_still_guarded(wrap: Callable[[nn.Module], Any]) -> None:
+    memory = learned(alpha=math.inf)
+    model, held = memory.model, memory.subspaces["second"]
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    memory.attach(optimizer)
+    model.second = wrap(model.second)
+    for _ in range(5):
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    memory.update(batches(1), forward=lambda x: model.out(model.second(model.first(x))))
+    (name,) = [name for name in memory.subspaces if name.startswith("second")]
+    now = memory.subspaces[name].basis[0]
+    assert name != "second"
+    torch.testing.assert_close(now[:, : held.basis.shape[2]], held.basis[0])
+
+
+@pytest.mark.filterwarnings("ignore:no input reached")
+def test_a_layer_that_is_gone_is_told() -> None:
+    memory = learned()
+    memory.model.second = nn.Identity()
+    with pytest.warns(UserWarning, match="second is gone from the model"):
+        memory.update(batches(1), forward=lambda x: memory.model.first(x))
+    assert "second" not in memory.subspaces
+
+
+def test_a_module_that_is_replaced_by_a_copy_is_guarded_like_the_one_before() -> None:
+    memory = learned(alpha=math.inf)
+    model = memory.model
+    model.first = copy.deepcopy(model.first)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    handle = memory.attach(optimizer)
+    for _ in range(20):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    assert "first" in handle.road
+    assert memory.check(batches(0)[0]).leak < 1e-4
+
+
+def test_a_norm_layer_trained_by_an_unattached_optimizer_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    memory = GradientMemory(model, threshold=0.8)
+    memory.update(batches(0))
+    with torch.no_grad():
+        model[1].weight += 0.1
+    with pytest.raises(RuntimeError, match="layer '1' was trained by an optimizer that is not attached"):
+        memory.update(batches(1))

@@ -773,3 +773,49 @@ def test_momentum_from_an_older_checkpoint_does_not_leak() -> None:
     before = snapshot(model)
     train(model, optimizer, STEPS, first=100)
     assert_no_leak(memory, before)
+
+
+def test_momentum_that_took_in_weight_decay_does_not_leak_when_the_decay_ends() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    memory = sgp.GradientMemory(model, threshold=0.97, alpha=math.inf, exclude=["head*"])
+    memory.attach(optimizer)
+    train(model, optimizer, 10)
+    memory.update([old_inputs()])
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    before = snapshot(model)
+    train(model, optimizer, STEPS, first=100)
+    assert_no_leak(memory, before)
+
+
+def test_a_bias_that_joins_later_does_not_leak() -> None:
+    model = Net()
+    weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    memory = sgp.GradientMemory(model, threshold=0.97, alpha=math.inf, exclude=["head*"])
+    handle = memory.attach(optimizer)
+    train(model, optimizer, 10)
+    memory.update([old_inputs()])
+    optimizer.add_param_group({"params": [p for n, p in model.named_parameters() if n.endswith("bias")]})
+    before = snapshot(model)
+    train(model, optimizer, STEPS, first=100)
+    assert set(handle.road.values()) == {"gradient"}
+    assert_no_leak(memory, before)
+
+
+def test_a_hook_that_edits_gradients_after_the_memory_does_not_leak() -> None:
+    model = Net()
+    memory = remembering(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    handle = memory.attach(optimizer)
+
+    def decay(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for parameter in model.parameters():
+            parameter.grad.add_(parameter.detach(), alpha=0.1)
+
+    optimizer.register_step_pre_hook(decay)
+    before = snapshot(model)
+    train(model, optimizer)
+    assert set(handle.road.values()) == {"applied"}
+    assert_no_leak(memory, before)

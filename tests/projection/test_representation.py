@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import sgp
 from sgp.projection import layers
-from sgp.projection.layers import Block, LayerType, register_layer
+from sgp.projection.layers import Block, LayerType, MultiheadAttentionType, register_layer
 from sgp.projection.layout import layout_of
 from sgp.projection.representation import collect
 from sgp.projection.statistic import Statistic
@@ -249,6 +249,7 @@ class CallsItsOutputProjection(nn.MultiheadAttention):
 
 
 def test_each_source_of_a_guard_is_read_by_its_own_layer_type() -> None:
+    register_layer(CallsItsOutputProjection)(MultiheadAttentionType)  # it has a forward of its own
     model, x = CallsItsOutputProjection(4, 2, batch_first=True), torch.randn(2, 3, 4)
     found = statistics(model, [x], forward=lambda x: model(x, x, x))
     assert found["(model):attended"].count > 0

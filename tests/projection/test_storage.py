@@ -449,3 +449,20 @@ def test_the_file_of_format_one_still_loads() -> None:
     # The weights are those it was saved with, bit by bit, so the memory goes on as if it had not been away.
     memory.update([inputs(2)])
     assert memory.tasks == 3
+
+
+def test_a_layer_may_be_called_tensor(tmp_path: Path) -> None:
+    model = nn.Sequential()
+    model.add_module("tensor", nn.Linear(4, 3))
+    memory = GradientMemory(model, threshold=0.9)
+    memory.update([torch.randn(2, 4)])
+    memory._protection.proved = {"tensor": False}
+    memory.save(tmp_path / "memory")
+    memory.load(tmp_path / "memory")
+    assert memory._protection.proved == {"tensor": False}
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    memory = GradientMemory(nn.Linear(4, 3), threshold=0.9)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing"):
+        memory.save(tmp_path / "missing" / "memory")

@@ -27,6 +27,8 @@ from sgp.projection.subspace import Subspace
 # Rounding of the two sides of the proof in float32 differs by about 1e-6 of their size.
 PROOF_TOLERANCE = 1e-5
 
+# Forwards that are under way, by module; apart from what is watched, which may end in the middle of one.
+_open: dict[int, list[tuple[_Call, saved_tensors_hooks] | None]] = {}
 # Watched modules are kept here and not on themselves, so that a copy or a file of the model knows nothing of
 # it.
 _watched: WeakKeyDictionary[nn.Module, InputSide] = WeakKeyDictionary()
@@ -66,16 +68,13 @@ class InputSide:
         if not _hooks:
             _hooks.append(register_module_forward_pre_hook(_before_forward))
             _hooks.append(register_module_forward_hook(_after_forward, always_call=True))
-        self._open: list[tuple[_Call, saved_tensors_hooks] | None] = []
 
     def close(self, why: str) -> None:
         """Watch no longer."""
         self.mode, self.why = "off", why
         for module in [module for module, side in _watched.items() if side is self]:
             del _watched[module]
-        if not _watched:
-            while _hooks:
-                _hooks.pop().remove()
+        _remove_hooks_if_idle()
 
     def settle(self, weight: nn.Parameter, bias: nn.Parameter | None) -> bool:
         """Before an optimizer's step: whether the gradient is projected already. If not, it has to be now."""
@@ -101,31 +100,20 @@ class InputSide:
             self.close("its gradient does not come from its inputs alone")
         return False
 
-    def enter(self, input: Tensor) -> None:
+    def enter(self, module: nn.Module, input: Tensor) -> None:
         """The layer's forward begins."""
+        calls = _open.setdefault(id(module), [])
         # Somebody else's hooks (checkpointing, offloading) would be hidden by ours.
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
             try:
                 call = _Call(self, input)
                 context = saved_tensors_hooks(call.pack, _unchanged)
                 context.__enter__()
-                self._open.append((call, context))
+                calls.append((call, context))
                 return
             except RuntimeError:  # torch.func has tensors without storage, and forbids such hooks
                 pass
-        self._open.append(None)
-
-    def leave(self, output: Any) -> None:
-        """The layer's forward ends, by return or by exception."""
-        if not self._open:
-            return
-        opened = self._open.pop()
-        if opened is None:
-            return
-        call, context = opened
-        context.__exit__()
-        if call.probed is not None and isinstance(output, Tensor) and output.grad_fn is not None:
-            output.grad_fn.register_prehook(call.backward)
+        calls.append(None)
 
     def arrive(self, D: Tensor, call: _Call) -> None:
         """A backward pass reaches the layer with the gradient of its output."""
@@ -151,7 +139,7 @@ class InputSide:
 
     def _proof(self, weight: nn.Parameter, bias: nn.Parameter | None) -> float | None:
         """The factor between the gradient and what was watched (1, or clipping's); None if they differ."""
-        if weight.grad is None or not self._replaced:
+        if weight.grad is None or not self._replaced or weight.grad.dtype != self._probe.dtype:
             return None
         found, expected = weight.grad @ self._probe, self._expected
         factor = float(found @ expected) / max(float(expected @ expected), torch.finfo(torch.float32).tiny)
@@ -220,12 +208,25 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
         return
     side = _watched.get(module)
     if side is not None and torch.is_grad_enabled() and args and isinstance(args[0], Tensor):
-        side.enter(args[0])
+        side.enter(module, args[0])
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    if torch.compiler.is_compiling():
+    """The forward ends, by return or by exception."""
+    if torch.compiler.is_compiling() or id(module) not in _open:
         return
-    side = _watched.get(module)
-    if side is not None and torch.is_grad_enabled() and args and isinstance(args[0], Tensor):
-        side.leave(output)
+    opened = _open[id(module)].pop()
+    if not _open[id(module)]:
+        del _open[id(module)]
+    if opened is not None:
+        call, context = opened
+        context.__exit__()
+        if call.probed is not None and isinstance(output, Tensor) and output.grad_fn is not None:
+            output.grad_fn.register_prehook(call.backward)
+    _remove_hooks_if_idle()
+
+
+def _remove_hooks_if_idle() -> None:
+    if not _watched and not _open:
+        while _hooks:
+            _hooks.pop().remove()

@@ -7,7 +7,8 @@ A new layer type is one class with the decorator :func:`register_layer`::
         def blocks(self, module):
             return [Block(weight="kernel", bias="offset", input_dim=0)]
 
-Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry.
+Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry unless it has a
+``forward`` of its own.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Block:
     bias_rows: tuple[int, int | None] | None = None
     groups: int = 1
     input_dim: int = 1
+
+    def __post_init__(self) -> None:
+        if self.input_dim == 0 and (self.rows != (0, None) or self.groups != 1):
+            raise ValueError(f"block of {self.weight!r}: with input_dim=0 it must be the whole parameter, in one group")
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The block of a weight, or of its like, as matrices [groups, out, inputs]: a view where possible."""
@@ -104,10 +109,14 @@ def register_layer(*modules: type[nn.Module]) -> Callable[[T], T]:
 
 
 def layer_type_of(module: nn.Module) -> LayerType | None:
-    """The entry that serves a module, or None."""
+    """The entry that serves a module, or None.
+
+    A subclass with a forward of its own may do anything to its input or its weight before they meet, so it is
+    not served by its parent's entry: it can be registered itself.
+    """
     for cls in type(module).__mro__:
         if cls in _LAYER_TYPES:
-            return _LAYER_TYPES[cls]
+            return _LAYER_TYPES[cls] if type(module).forward is cls.forward else None
     return None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -15,6 +16,8 @@ from sgp.projection.layers import Block, LayerType, layer_type_of
 
 BiasRule = Literal["protect", "freeze"]
 
+# Norm layers of other libraries are known by their names.
+NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
 NOT_TRAINED = "not trained (requires_grad is False)"
 GUARDED_BIAS = "bias of a guarded layer"
 LONE_BIAS = "bias of a layer whose weight is not guarded"
@@ -66,12 +69,14 @@ class Layout:
         frozen: parameter -> why it does not move after the first task.
         free: parameter, or running statistic -> why it moves without protection.
         statistics: names of modules whose running statistics are frozen with the rest.
+        two_sided: weights that are guarded from both sides.
     """
 
     guards: dict[str, Guard] = field(default_factory=dict)
     frozen: dict[str, str] = field(default_factory=dict)
     free: dict[str, str] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
+    two_sided: set[str] = field(default_factory=set)
 
 
 def matches(name: str, patterns: Iterable[str]) -> str | None:
@@ -102,19 +107,24 @@ def layout_of(
     bias: BiasRule,
     rest: Literal["freeze", "free"],
     strict: bool,
-    held: Collection[str] = (),
+    held: Mapping[str, int] | None = None,
 ) -> Layout:
-    """Sort a model's parameters; guards in ``held`` have bases and stay, though they may not be trained just now.
+    """Sort a model's parameters.
+
+    ``held`` has the dimension of the guards that have bases. They stay, though they may not be trained just now,
+    and protect the bias if they did so before.
 
     Raises:
         TypeError: a weight is parametrized, or ``strict`` and a layer type is not known.
     """
     layout = Layout()
+    held = held or {}
     canonical = {id(p): name for name, p in model.named_parameters()}
     strangers = _uses_by_unknown_types(model, exclude)
     guarded: dict[_Key, Guard] = {}
     own_biases: dict[_Key, set[str | None]] = {}
     bias_users: dict[tuple[str, tuple[int, int | None]], set[_Key]] = {}
+    storages: dict[int, nn.Parameter] = {}
     reasons: dict[str, str] = {}  # of biases
     shared: dict[str, str] = {}  # weight -> unknown layer type that has it too
 
@@ -134,25 +144,38 @@ def layout_of(
             if bias_name is not None:
                 bias_users.setdefault((bias_name, block.bias_rows or block.rows), set()).add(key)
             is_trained = weight.requires_grad or name in held
-            if not is_trained or matches(weight_name, exclude) or id(weight) in strangers:
+            if not is_trained or matches(weight_name, exclude) or id(weight) in strangers or weight.is_complex():
                 if id(weight) in strangers:
                     shared[weight_name] = strangers[id(weight)]
                 if bias_name is not None:
                     reasons.setdefault(bias_name, LONE_BIAS)
                 continue
+            owner = storages.setdefault(weight.data_ptr(), weight)
+            if owner is not weight and weight.data_ptr() != 0:
+                raise TypeError(
+                    f"layer {module_name!r}: its {block.weight} shares memory with {canonical[id(owner)]!r} but is "
+                    "another parameter, so each step would be projected twice. Tie the parameters themselves"
+                )
             own_biases.setdefault(key, set()).add(bias_name)
             source = Source(module_name, block.input)
             if key in guarded:
                 guarded[key].sources.append(source)
                 continue
-            protect = bias == "protect" and offset is not None and (offset.requires_grad or name in held)
+            protect = bias == "protect" and offset is not None
+            if name in held:
+                protect = protect and held[name] != block.matrix(weight).shape[-1]
+            else:
+                protect = protect and offset is not None and offset.requires_grad
             protect = protect and bias_name is not None and not matches(bias_name, exclude)
             guard = Guard(name, block, layer_type, weight_name, bias_name if protect else None, [source])
             guarded[key] = layout.guards[name] = guard
 
     for key, guard in guarded.items():
         weight_id, rows, input_dim = key
-        is_tied = len(own_biases[key]) > 1 or (weight_id, rows, 1 - input_dim) in guarded
+        is_two_sided = (weight_id, rows, 1 - input_dim) in guarded
+        if is_two_sided:
+            layout.two_sided.add(guard.weight)
+        is_tied = len(own_biases[key]) > 1 or is_two_sided
         biases = {name for name in own_biases[key] if name is not None}
         is_shared = any(name in biases and len(users) > 1 for (name, _), users in bias_users.items())
         # One weight with two biases, or met from both sides, has no joint change to project, and a bias of
@@ -204,7 +227,7 @@ def _sort_the_rest(
         if name in held:
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
-        is_norm = isinstance(owner, _NormBase) or "norm" in type(owner).__name__.lower()
+        is_norm = isinstance(owner, _NormBase) or NORM.search(type(owner).__name__) is not None
         if pattern := matches(name, exclude):
             layout.free[name] = f"excluded by {pattern!r}"
         elif not parameter.requires_grad:

@@ -6,7 +6,7 @@ import copy
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -207,8 +207,14 @@ class GradientMemory:
         protection = self._protection
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
-        layout = self._scan(self.model, protection.subspaces)
+        held = {name: subspace.dimension for name, subspace in protection.subspaces.items()}
+        layout = self._scan(self.model, held)
+        renamed = protection.renamed(layout)
+        if renamed:
+            layout = self._scan(self.model, held | {new: held[old] for old, new in renamed.items()})
         guards = layout.guards
+        known = {renamed.get(name, name): subspace for name, subspace in protection.subspaces.items()}
+        _warn_of_gone([name for name in known if name not in guards])
         thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
         limits = self._limits(samples, guards)
         if not allow_unattached:
@@ -220,7 +226,7 @@ class GradientMemory:
                 f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
                 f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
             )
-        subspaces = protection.subspaces.copy()
+        subspaces = known.copy()
         reached: set[str] = set()
         for members in passes:
             statistics = collect(
@@ -232,7 +238,7 @@ class GradientMemory:
                 precise={guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members},
             )
             reached |= statistics.keys()
-            subspaces |= self._grown(statistics, thresholds)
+            subspaces |= self._grown(statistics, thresholds, known)
         if not reached:
             raise ValueError(
                 "none of the protected layers saw an input: is this the model that the batches run through?"
@@ -314,7 +320,9 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
-        layout = self._scan(self.model, [name for entry in state["subspaces"] for name in entry["layers"]])
+        layout = self._scan(
+            self.model, {name: entry["basis"].shape[1] for entry in state["subspaces"] for name in entry["layers"]}
+        )
         subspaces: dict[str, Subspace] = {}
         for entry in state["subspaces"]:
             subspace = Subspace(entry["basis"].clone(), entry["importance"].clone(), entry["rank"].clone())
@@ -353,7 +361,7 @@ class GradientMemory:
             f"GradientMemory(layers={layers}, tasks={self.tasks}, threshold={self.threshold!r}, alpha={self.alpha:g})"
         )
 
-    def _scan(self, model: nn.Module, held: Collection[str] = ()) -> Layout:
+    def _scan(self, model: nn.Module, held: Mapping[str, int] | None = None) -> Layout:
         layout = layout_of(model, exclude=self.exclude, bias=self.bias, rest=self.rest, strict=self.strict, held=held)
         if not layout.guards:
             raise ValueError(
@@ -382,12 +390,14 @@ class GradientMemory:
             limits[name] = limit
         return limits
 
-    def _grown(self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float]) -> dict[str, Subspace]:
+    def _grown(
+        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Subspace]
+    ) -> dict[str, Subspace]:
         """New subspaces; guards that share statistic, bases and threshold go on sharing."""
         results: dict[tuple[int, int, float], Subspace] = {}
         grown = {}
         for name, statistic in statistics.items():
-            old = self._protection.subspaces.get(name)
+            old = known.get(name)
             key = (id(statistic), id(old), thresholds[name])
             if key not in results:
                 start = old or Subspace.empty(statistic.groups, statistic.dimension)
@@ -405,20 +415,20 @@ class GradientMemory:
     def _refuse_unattached(self) -> None:
         """An update after training that nobody projected would promise what is lost already."""
         protection = self._protection
-        for guard in protection.active():
-            for name in guard.parameters:
-                if name not in protection.trained and protection.has_changed(name):
-                    raise RuntimeError(
-                        f"layer {guard.name!r} was trained by an optimizer that is not attached, so older "
-                        "tasks were not protected: call memory.attach(optimizer) before training, or "
-                        "update(..., allow_unattached=True)"
-                    )
+        for name in protection.fingerprints:
+            if name not in protection.trained and protection.has_changed(name):
+                raise RuntimeError(
+                    f"layer {name.rpartition('.')[0] or '(model)'!r} was trained by an optimizer that is not attached, "
+                    f"so older tasks were not protected ({name} has changed): call memory.attach(optimizer) before "
+                    "training, or update(..., allow_unattached=True)"
+                )
 
     def _mark(self, anchor: dict[str, Tensor] | None) -> None:
         """Note the weights as they are at an update."""
         protection = self._protection
         names = {name for guard in protection.active() for name in guard.parameters}
-        protection.fingerprints = protection.fingerprint(sorted(names))
+        held = {name for name in protection.layout.frozen if protection.parameter(name).requires_grad}
+        protection.fingerprints = protection.fingerprint(sorted(names | held))
         protection.trained.clear()
         self._anchor = anchor
 
@@ -485,6 +495,14 @@ def _check_fit(name: str, subspace: Subspace, expected: tuple[int, int], guard: 
         raise ValueError(
             f"layer {name!r}: the saved memory has {found[0]} x {found[1]} input dimensions, the model "
             f"{expected[0]} x {expected[1]}{hint}"
+        )
+
+
+def _warn_of_gone(names: list[str]) -> None:
+    if names:
+        warnings.warn(
+            f"{', '.join(names)} is gone from the model, and what the memory held of it with it",
+            stacklevel=3,
         )
 
 

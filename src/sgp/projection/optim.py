@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -52,6 +53,7 @@ class Handle:
         self._pending: list[Guard] = []
         self._restore: list[str] = []
         self._warned: set[str] = set()
+        self._projected: set[str] = set()  # guards whose momentum holds projected gradients only
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -66,10 +68,10 @@ class Handle:
         optimizer = self._optimizer()
         if optimizer is None:
             return dict(self._taken)
-        planned = {}
-        for guard in self._guards(optimizer):
+        planned, groups = {}, _groups(optimizer)
+        for guard in self._guards(groups):
             side = self._protection.sides.get(guard.name)
-            planned[guard.name], _ = self._road_of(guard, optimizer, closure=False)
+            planned[guard.name], _ = self._road_of(guard, optimizer, groups, closure=False)
             if planned[guard.name] == "gradient" and side is not None and side.mode == "replace":
                 planned[guard.name] = "input"
         return planned | {name: road for name, road in self._taken.items() if name in planned}
@@ -98,7 +100,7 @@ class Handle:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from the masters of :meth:`state_dict`."""
-        self._masters = dict(state)
+        self._masters = {name: master.clone() for name, master in state.items()}
 
     def refresh(self, *, grown: bool) -> None:
         """Take note of new subspaces (``grown``) or a new optimizer: momentum, linear layers on trial."""
@@ -106,41 +108,46 @@ class Handle:
         if optimizer is None:
             return
         self._taken.clear()
-        for guard in self._guards(optimizer):
-            weight, bias = self._protection.tensors(guard)
-            road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=False)
+        self._projected.clear()
+        groups = _groups(optimizer)
+        for guard in self._guards(groups):
+            road, self.reason[guard.name] = self._road_of(guard, optimizer, groups, closure=False)
             linear = road == "gradient"
             if linear and self.wanted != "gradient":
                 self._protection.watch(guard, self._token, always=self.wanted == "input")
             else:
                 self._protection.unwatch(guard, "another road")
             if linear:
-                self._project_momentum(optimizer, guard, weight, bias, grown=grown)
+                self._project_momentum(optimizer, guard, known=not grown)
 
-    def _guards(self, optimizer: Optimizer) -> list[Guard]:
-        """Guards with bases whose weight or bias this optimizer moves; groups may have been added since."""
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    def _guards(self, groups: Mapping[int, object]) -> list[Guard]:
+        """Guards with bases whose weight or bias is in one of an optimizer's groups."""
         return [
             g
             for g in self._protection.active()
-            if any(id(p) in held for p in self._protection.tensors(g) if p is not None)
+            if any(id(p) in groups for p in self._protection.tensors(g) if p is not None)
         ]
 
-    def _road_of(self, guard: Guard, optimizer: Optimizer, *, closure: bool) -> tuple[str, str]:
+    def _road_of(
+        self, guard: Guard, optimizer: Optimizer, groups: Mapping[int, Mapping[str, Any]], *, closure: bool
+    ) -> tuple[str, str]:
         """``applied``, or ``gradient`` where that is exact or was asked for; and why."""
         if self.wanted in ("applied", "gradient"):
             return self.wanted, "asked for"
-        why = self._why_not_gradient(guard, optimizer, closure=closure)
+        why = self._why_not_gradient(guard, optimizer, groups, closure=closure)
         return "applied" if why else "gradient", why
 
-    def _why_not_gradient(self, guard: Guard, optimizer: Optimizer, *, closure: bool) -> str:
+    def _why_not_gradient(
+        self, guard: Guard, optimizer: Optimizer, groups: Mapping[int, Mapping[str, Any]], *, closure: bool
+    ) -> str:
         """Why projecting the gradient would not be exact; empty if it is."""
         if type(optimizer) is not SGD:
             return f"{type(optimizer).__name__} is not linear in the gradient"
         if closure:
             return "the step has a closure"
+        if next(reversed(optimizer._optimizer_step_pre_hooks), None) != self._hooks[0].id:
+            return "another hook runs between the memory's and the step"
         weight, bias = self._protection.tensors(guard)
-        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         if id(weight) not in groups or (bias is not None and id(bias) not in groups):
             return "weight and bias are in different optimizers"
         own = groups[id(weight)]
@@ -161,19 +168,21 @@ class Handle:
         self._pending, self._restore = [], []
         if protection.tasks == 0:
             return
-        guards = self._guards(optimizer)
+        groups = _groups(optimizer)
+        guards = self._guards(groups)
         protection.trained.update(name for guard in guards for name in guard.parameters)
         # torch passes the optimizer itself as the first positional argument.
         given = [a for a in args if a is not optimizer]
         closure = (given[0] if given else kwargs.get("closure")) is not None
         for guard in guards:
             weight, bias = protection.tensors(guard)
-            road, self.reason[guard.name] = self._road_of(guard, optimizer, closure=closure)
+            road, self.reason[guard.name] = self._road_of(guard, optimizer, groups, closure=closure)
             side = protection.sides.get(guard.name)
-            if road == "gradient" and self._taken.get(guard.name) == "applied":
+            if road == "gradient" and guard.name not in self._projected:
                 # Momentum has taken in gradients as they were; from here on it must hold projected ones.
-                self._project_momentum(optimizer, guard, weight, bias, grown=True)
+                self._project_momentum(optimizer, guard, known=False)
             if road == "applied":
+                self._projected.discard(guard.name)
                 if side is not None:
                     protection.unwatch(guard, self.reason[guard.name])
                 self._pending.append(guard)
@@ -185,8 +194,8 @@ class Handle:
                 protection.proved[guard.name] = side.mode == "replace"
                 self.reason[guard.name] = side.why
             self._taken[guard.name] = road
-        held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        self._restore = [name for name in protection.layout.frozen if id(protection.parameter(name)) in held]
+        frozen = {name: protection.find(name) for name in protection.layout.frozen}
+        self._restore = [n for n, p in frozen.items() if p is not None and p.requires_grad and id(p) in groups]
         self._warn_of_held(protection.layout.frozen)
         for name in {*self._restore, *(name for guard in self._pending for name in guard.parameters)}:
             self._keep(name, protection.parameter(name))
@@ -259,39 +268,50 @@ class Handle:
         target = block.matrix(weight.detach())
         target_bias = None if bias is None else block.vector(bias.detach())
         subspace = protection.subspace_for(guard)
-        is_tied = sum(other.weight == guard.weight and other.block.rows == block.rows for other in self._pending) > 1
         subspace.take_away(source, bias_change, target, target_bias)
         if not _shares_storage(target, weight):
             block.write(weight.detach(), target)
-        if is_tied:  # the other side projects what this one has left
+        if guard.weight in protection.layout.two_sided:  # the other side projects what this one has left
             subspace.take_away(source, None, source, None)
             if not _shares_storage(source, change):
                 block.write(change, source)
 
-    def _project_momentum(
-        self,
-        optimizer: Optimizer,
-        guard: Guard,
-        weight: nn.Parameter,
-        bias: nn.Parameter | None,
-        *,
-        grown: bool,
-    ) -> None:
-        """Momentum from before the subspace grew points into it. What is projected already is left alone."""
-        buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in (weight, bias) if p is not None]
-        if any(buffer is None for buffer in buffers):
+    def _project_momentum(self, optimizer: Optimizer, guard: Guard, *, known: bool) -> None:
+        """Momentum from before the subspace grew, or from another road, points into it.
+
+        Args:
+            optimizer: has it.
+            guard: whose weight and bias it is.
+            known: it may be of a run that is taken up again; what has been projected already is left alone then.
+        """
+        self._projected.add(guard.name)
+        parameters = [p for p in self._protection.tensors(guard) if p is not None]
+        buffers = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
+        if all(buffer is None for buffer in buffers):
             return
+        for i, parameter in enumerate(parameters):  # a joint change has both parts, though one may be zero before
+            if buffers[i] is None:
+                buffers[i] = optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         subspace = self._protection.subspace_for(guard)
-        if not grown:
-            block, dtype = guard.block, subspace.basis.dtype
-            blocked = subspace.basis * (subspace.importance == 1).unsqueeze(1)
-            matrix = block.matrix(buffers[0]).to(dtype)
-            along = torch.matmul(matrix, blocked[:, : matrix.shape[-1]])
-            if len(buffers) > 1:
-                along += block.vector(buffers[1]).to(dtype).unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
-            if float(along.norm()) <= PROJECTED * float(matrix.norm()):
-                return
+        if known and _blocked_share(guard, subspace, *buffers) <= PROJECTED:
+            return
         _project(guard, subspace, *buffers)
+
+
+def _groups(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """The group of each parameter, by id, as of now: groups may be added at any time."""
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+
+def _blocked_share(guard: Guard, subspace: Subspace, weight: Tensor, bias: Tensor | None = None) -> float:
+    """The share of what has the shape of a block's weight and bias that lies along fully blocked bases."""
+    block, dtype = guard.block, subspace.basis.dtype
+    blocked = subspace.basis * (subspace.importance == 1).unsqueeze(1)
+    matrix = block.matrix(weight).to(dtype)
+    along = torch.matmul(matrix, blocked[:, : matrix.shape[-1]])
+    if bias is not None:
+        along += block.vector(bias).to(dtype).unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
+    return float(along.norm()) / max(float(matrix.norm()), torch.finfo(dtype).tiny)
 
 
 def _release(protection: weakref.ref[Protection], token: object) -> None:

@@ -45,17 +45,20 @@ class Protection:
         self.trained: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self.proved: dict[str, bool] = {}
-        self.statistics = RunningStatistics(lambda: any(True for _ in self.handles()))
+        myself = weakref.ref(self)  # a plain reference would be a cycle that keeps the model alive
+        self.statistics = RunningStatistics(lambda: (alive := myself()) is not None and alive.is_attached)
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
         self._ready: dict[str, tuple[Subspace, Subspace]] = {}
-        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._owners: dict[str, nn.Module] = {}
 
     def store(self, tasks: int, layout: Layout, subspaces: Mapping[str, Subspace]) -> None:
         """Make new subspaces the ones in force, all at once."""
         self.tasks, self.layout, self.subspaces = tasks, layout, dict(subspaces)
         self._ready.clear()
         self._owners.clear()
+        for name in {*layout.frozen, *(name for guard in layout.guards.values() for name in guard.parameters)}:
+            self.parameter(name)  # remembered, should its module be wrapped later
         frozen = layout.statistics if tasks else []
         self.statistics.freeze({name: self.model.get_submodule(name) for name in frozen})
         self.proved.clear()
@@ -69,14 +72,38 @@ class Protection:
                 yield self.layout.guards[name]
 
     def parameter(self, name: str) -> nn.Parameter:
-        """A live parameter by name; a user may have replaced the object since the last step."""
-        if name not in self._owners:
-            owner, _, leaf = name.rpartition(".")
-            self._owners[name] = (self.model.get_submodule(owner), leaf)
-        owner_module, leaf = self._owners[name]
-        parameter = owner_module._parameters[leaf]
-        assert parameter is not None
+        """A live parameter by name."""
+        parameter = self.find(name)
+        if parameter is None:
+            raise RuntimeError(f"parameter {name!r} is gone from the model since the last update")
         return parameter
+
+    def find(self, name: str) -> nn.Parameter | None:
+        """A live parameter by name, or None; a user may have replaced it, or its module, since the last step.
+
+        A module that has been wrapped since (compiled, put into a container) is not under its name any more, but is
+        still the one that computes.
+        """
+        path, _, leaf = name.rpartition(".")
+        module: nn.Module | None = self.model
+        for part in path.split(".") if path else ():
+            module = module._modules.get(part) if module is not None else None
+        if module is None or module._parameters.get(leaf) is None:
+            module = self._owners.get(name)
+        else:
+            self._owners[name] = module
+        return None if module is None else module._parameters.get(leaf)
+
+    def renamed(self, layout: Layout) -> dict[str, str]:
+        """Old name -> new name of the guards whose weight is now found elsewhere in the model."""
+        places = {(id(self.model.get_parameter(g.weight)), g.block): name for name, g in layout.guards.items()}
+        found = {}
+        for guard in self.active():
+            if guard.name not in layout.guards:
+                place = places.get((id(self.parameter(guard.weight)), guard.block))
+                if place is not None:
+                    found[guard.name] = place
+        return found
 
     def tensors(self, guard: Guard) -> tuple[nn.Parameter, nn.Parameter | None]:
         """A guard's weight and the bias that is protected with it."""
@@ -126,6 +153,11 @@ class Protection:
             else:
                 yield handle
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether any optimizer is."""
+        return any(True for _ in self.handles())
+
     def add(self, handle: Handle) -> None:
         """Remember a handle as long as its optimizer lives."""
         self._handles.append(weakref.ref(handle))
@@ -136,9 +168,9 @@ class Protection:
 
     def has_changed(self, name: str) -> bool:
         """Whether a parameter's values are others than at the last update. A change of type alone is none."""
-        if name not in self.fingerprints:
+        parameter, then = self.find(name), self.fingerprints.get(name)
+        if parameter is None or then is None:
             return False
-        parameter, then = self.parameter(name), self.fingerprints[name]
         dtype: torch.dtype = getattr(torch, then.split()[0])
         if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
             return False  # it was rounded since; what else happened cannot be told
@@ -148,6 +180,10 @@ class Protection:
 def _fingerprint(tensor: Tensor) -> str:
     """Bits summed as integers, weighted by position: exact, whatever the order of summation."""
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    bits = tensor.detach().contiguous().view(width).flatten()
-    position = torch.arange(1, bits.numel() + 1, device=bits.device)
-    return f"{str(tensor.dtype).removeprefix('torch.')} {int((bits.to(torch.int64) * position).sum())}"
+    total = 0
+    start = 1
+    for bits in torch.split(tensor.detach().contiguous().view(width).flatten(), 2**20):
+        position = torch.arange(start, start + bits.numel(), device=bits.device)
+        total += int((bits.to(torch.int64) * position).sum())
+        start += bits.numel()
+    return f"{str(tensor.dtype).removeprefix('torch.')} {total}"

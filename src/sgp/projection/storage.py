@@ -15,6 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 FORMAT = 1
+# Stands for a tensor in the tree; no module or parameter can be called that.
+TENSOR = ".tensor"
 
 
 def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -70,7 +72,7 @@ def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
     def walk(value: Any) -> Any:
         if isinstance(value, Tensor):
             tensors[str(len(tensors))] = value
-            return {"tensor": str(len(tensors) - 1)}
+            return {TENSOR: str(len(tensors) - 1)}
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -82,8 +84,8 @@ def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
 
 def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, dict):
-        if tree.keys() == {"tensor"}:
-            return tensors[tree["tensor"]]
+        if tree.keys() == {TENSOR}:
+            return tensors[tree[TENSOR]]
         return {key: _unflatten(item, tensors) for key, item in tree.items()}
     if isinstance(tree, list):
         return [_unflatten(item, tensors) for item in tree]
