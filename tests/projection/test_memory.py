@@ -1083,3 +1083,13 @@ def test_a_norm_layer_trained_by_an_unattached_optimizer_is_an_error() -> None:
         model[1].weight += 0.1
     with pytest.raises(RuntimeError, match="layer '1' was trained by an optimizer that is not attached"):
         memory.update(batches(1))
+
+
+def test_query_key_and_value_share_a_subspace_under_any_budget() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    for budget in (1, 2**30):
+        memory = GradientMemory(model, threshold=0.9)
+        memory.update([torch.randn(2, 3, 8)], budget=budget)
+        held = memory.subspaces
+        assert held["self_attn:query"] is held["self_attn:key"] is held["self_attn:value"]
+        assert held["self_attn:query"] is not held["linear1"]

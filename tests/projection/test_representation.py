@@ -526,7 +526,8 @@ def test_several_passes_under_a_small_budget_give_the_subspaces_of_one(
     at_once = subspaces_of(model, loader, samples=samples)
     one_pass = len(passes)
     one_by_one = subspaces_of(model, loader, samples=samples, budget=1)
-    assert len(passes) == one_pass * (1 + len(at_once))
+    modules = {name.partition(":")[0] for name in at_once}
+    assert len(passes) == one_pass * (1 + len(modules))
     assert one_by_one.keys() == at_once.keys()
     for name, projector in at_once.items():
         torch.testing.assert_close(one_by_one[name], projector, rtol=0, atol=1e-9, msg=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import warnings
@@ -471,16 +472,19 @@ def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
 
 
 def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[list[Guard]]:
-    """Guards in lots whose Gram matrices fit in a budget together; one that does not fit alone goes alone."""
+    """Guards in lots whose Gram matrices fit in a budget together; a module that does not fit alone goes alone.
+
+    The guards of one module stay together, since they may share a statistic.
+    """
     lot: list[Guard] = []
     used = 0
-    for guard in guards:
-        groups, dimension = _dimensions(model, guard)
-        size = 8 * groups * dimension**2
+    for _, group in itertools.groupby(guards, key=lambda guard: guard.sources[0].module):
+        members = list(group)
+        size = sum(8 * groups * d**2 for groups, d in (_dimensions(model, guard) for guard in members))
         if lot and used + size > budget:
             yield lot
             lot, used = [], 0
-        lot.append(guard)
+        lot += members
         used += size
     yield lot
 
