@@ -1075,6 +1075,27 @@ def test_a_module_that_is_replaced_by_a_copy_is_guarded_like_the_one_before() ->
     assert memory.check(batches(0)[0]).leak < 1e-4
 
 
+@pytest.mark.parametrize("unattached", [True, False])
+def test_biases_trained_by_an_unattached_optimizer_are_an_error(unattached: bool) -> None:
+    memory = learned()
+    model = memory.model
+    weights = AdamW([p for n, p in model.named_parameters() if n.endswith("weight")], lr=0.01)
+    biases = SGD([p for n, p in model.named_parameters() if n.endswith("bias")], lr=0.1)
+    memory.attach(weights)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        weights.step()  # moves the biases too: weight and bias are one change
+        if unattached:
+            biases.step()
+    if unattached:
+        with pytest.raises(RuntimeError, match=r"not attached.*bias has changed"):
+            memory.update(batches(1))
+    else:
+        memory.update(batches(1))
+        assert memory.tasks == 2
+
+
 def test_a_norm_layer_trained_by_an_unattached_optimizer_is_an_error() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     memory = GradientMemory(model, threshold=0.8)

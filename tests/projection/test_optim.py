@@ -98,6 +98,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS
         optimizer.step()
 
 
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Callable[[], Tensor]:
+    x, y = new_batch(step)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
 def all_optimizers() -> list[type[torch.optim.Optimizer]]:
     found = [
         value
@@ -138,14 +150,7 @@ def test_no_optimizer_leaks_into_the_protected_space(cls: type[torch.optim.Optim
     eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
-        x, y = new_batch(step)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)  # noqa: B023 (called at once)
-            loss.backward()
-            return loss
-
+        closure = closure_of(model, optimizer, step)
         if cls.__name__ == "LBFGS":
             optimizer.step(closure)
         else:
@@ -241,14 +246,7 @@ def test_a_closure_is_projected_after_the_step() -> None:
     handle = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
-        x, y = new_batch(step)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)  # noqa: B023
-            loss.backward()
-            return loss
-
+        closure = closure_of(model, optimizer, step)
         optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
     assert set(handle.road.values()) == {"applied"}
     assert_no_leak(memory, before)
@@ -277,14 +275,7 @@ def test_steps_with_and_without_a_closure_in_turn_do_not_leak(momentum: float) -
     eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
-        x, y = new_batch(step)
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)  # noqa: B023
-            loss.backward()
-            return loss
-
+        closure = closure_of(model, optimizer, step)
         if step % 3 == 0:
             optimizer.step(closure)
         else:

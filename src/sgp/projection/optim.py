@@ -52,6 +52,7 @@ class Handle:
         self._masters: dict[str, Tensor] = {}
         self._pending: list[Guard] = []
         self._restore: list[str] = []
+        self._lent: list[str] = []
         self._warned: set[str] = set()
         self._projected: set[str] = set()  # guards whose momentum holds projected gradients only
         self._hooks = [
@@ -170,7 +171,10 @@ class Handle:
             return
         groups = _groups(optimizer)
         guards = self._guards(groups)
-        protection.trained.update(name for guard in guards for name in guard.parameters)
+        names = {name for guard in guards for name in guard.parameters}
+        protection.trained.update(name for name in names if id(protection.parameter(name)) in groups)
+        # A bias of another optimizer changes with its weight; that is no training that nobody projected.
+        self._lent = [name for name in names - protection.trained if not protection.has_changed(name)]
         # torch passes the optimizer itself as the first positional argument.
         given = [a for a in args if a is not optimizer]
         closure = (given[0] if given else kwargs.get("closure")) is not None
@@ -216,6 +220,7 @@ class Handle:
             protection.parameter(name).copy_(self._masters[name])
         for name in self._restore:
             protection.parameter(name).copy_(self._kept[name])
+        protection.fingerprints |= protection.fingerprint(self._lent)
         protection.statistics.restore()
 
     def _warn_of_held(self, frozen: dict[str, str]) -> None:
