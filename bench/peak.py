@@ -1,5 +1,4 @@
-"""Peak memory of an update as the samples grow, each in a process of its own: ``python -m bench.peak
-512``."""
+"""Peak memory of an update as the samples grow, each in a process of its own: ``python -m bench.peak 512``."""
 
 import argparse
 import json

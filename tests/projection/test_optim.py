@@ -810,3 +810,18 @@ def test_a_hook_that_edits_gradients_after_the_memory_does_not_leak() -> None:
     train(model, optimizer)
     assert set(handle.road.values()) == {"applied"}
     assert_no_leak(memory, before)
+
+
+def test_a_layer_that_is_wrapped_before_a_new_optimizer_is_attached_does_not_leak() -> None:
+    model = Net()
+    memory = remembering(model)
+    layer = model.fc1
+    model.fc1 = nn.Sequential(layer, nn.Identity())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    handle = eagerly(memory, optimizer)
+    before = _joint(layer)
+    train(model, optimizer)
+    assert handle.road["fc1"] == "input"
+    change = _joint(layer) - before
+    assert change.norm() > 0.01
+    assert (change @ memory.subspaces["fc1"].basis[0]).norm() < LIMIT * change.norm()  # all of it is blocked

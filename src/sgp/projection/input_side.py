@@ -29,19 +29,17 @@ PROOF_TOLERANCE = 1e-5
 
 # Forwards that are under way, by module; apart from what is watched, which may end in the middle of one.
 _open: dict[int, list[tuple[_Call, saved_tensors_hooks] | None]] = {}
-# Watched modules are kept here and not on themselves, so that a copy or a file of the model knows nothing of
-# it.
+# Watched modules are kept here and not on themselves: a copy or a file of the model knows nothing of it.
 _watched: WeakKeyDictionary[nn.Module, InputSide] = WeakKeyDictionary()
 _hooks: list[RemovableHandle] = []
 
 
 class InputSide:
-    """Watches one linear layer; replaces the inputs that its weight gradient is made of, once that has proved
-    right.
+    """Watches one linear layer and replaces the inputs that its weight gradient is made of, once that has proved right.
 
     The first step is a trial: inputs are only watched, and the gradient is projected as ever. If the proof
-    holds and there are fewer rows than outputs, inputs are replaced from then on. The first proof that fails
-    ends it.
+    holds and there are at most half as many rows as outputs, inputs are replaced from then on. The first proof
+    that fails ends it.
 
     Attributes:
         mode: ``"trial"``, ``"replace"`` or ``"off"``.

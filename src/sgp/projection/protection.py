@@ -126,7 +126,7 @@ class Protection:
         gain = weight.numel() * self.subspaces[guard.name].basis.shape[2]
         is_open = guard.layer_type.is_linear and len(guard.sources) == 1 and self.proved.get(guard.name, True)
         if is_open and (always or gain > WORTH_WATCHING):
-            module = self.model.get_submodule(guard.sources[0].module)
+            module = self._owners[guard.weight]  # under its name there may be a wrapper by now
             side = InputSide(module, weight, bias, self.subspace_for(guard))
             if guard.name in self.proved:
                 side.mode = "replace"
