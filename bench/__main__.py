@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import peak, steps, update
+from bench import epoch, peak, steps, update
 from bench.row import Row
 
-MEASUREMENTS = ("alexnet", "ppo", "update", "peak")
+MEASUREMENTS = ("alexnet", "epoch", "ppo", "update", "peak")
 
 
 def cpu() -> str:
@@ -56,7 +56,7 @@ def table(rows: list[Row], where: dict[str, object]) -> Table:
         caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
         f"load before: {where['load']}\n"
         "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
-        "step, updates by the published update, peaks by the first peak.",
+        "step, epochs and updates by the published ones, peaks by the first peak.",
         caption_justify="left",
     )
     view.add_column("measured", max_width=24)
@@ -102,6 +102,7 @@ def main() -> None:
     where = machine()
     measurements: dict[str, tuple[str, Callable[[], list[Row]]]] = {
         "alexnet": ("AlexNet step", lambda: [steps.alexnet_row(rounds=5 if quick else 25)]),
+        "epoch": ("epoch", lambda: [epoch.row(rounds=1 if quick else 5)]),
         "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
@@ -116,7 +117,11 @@ def main() -> None:
             report = where | {"quick": quick, "rows": [asdict(row) | {"met": row.met} for row in rows]}
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-    Console(width=80).print(table(rows, where))
+    console = Console(width=80)
+    console.print(table(rows, where))
+    for row in rows:
+        if row.note:
+            console.print(f"{row.name}: {row.note}", highlight=False)
 
 
 if __name__ == "__main__":

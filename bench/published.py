@@ -138,3 +138,27 @@ class DenseAdam:
                 matrix = direction.view(direction.shape[0], -1)
                 direction = direction - torch.mm(matrix, self.projectors[name]).view_as(direction)
             parameter.sub_(direction, alpha=self.lr)
+
+
+class AlexNet(nn.Module):
+    """The published network: dropout and pooling as torch has them, and every head computed at every step."""
+
+    def __init__(self, heads: int = 10, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, 64, 4, bias=False), nn.BatchNorm2d(64, track_running_stats=False)
+        self.conv2, self.norm2 = nn.Conv2d(64, 128, 3, bias=False), nn.BatchNorm2d(128, track_running_stats=False)
+        self.conv3, self.norm3 = nn.Conv2d(128, 256, 2, bias=False), nn.BatchNorm2d(256, track_running_stats=False)
+        self.fc1, self.norm4 = nn.Linear(1024, 2048, bias=False), nn.BatchNorm1d(2048, track_running_stats=False)
+        self.fc2, self.norm5 = nn.Linear(2048, 2048, bias=False), nn.BatchNorm1d(2048, track_running_stats=False)
+        self.light, self.heavy = nn.Dropout(0.2), nn.Dropout(0.5)
+        self.pool, self.relu = nn.MaxPool2d(2), nn.ReLU()
+        self.heads = nn.ModuleList(nn.Linear(2048, classes, bias=False) for _ in range(heads))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Logits of all heads. x: [n, 3, 32, 32]."""
+        x = self.pool(self.light(self.relu(self.norm1(self.conv1(x)))))
+        x = self.pool(self.light(self.relu(self.norm2(self.conv2(x)))))
+        x = self.pool(self.heavy(self.relu(self.norm3(self.conv3(x)))))
+        x = self.heavy(self.relu(self.norm4(self.fc1(x.flatten(1)))))
+        x = self.heavy(self.relu(self.norm5(self.fc2(x))))
+        return [head(x) for head in self.heads]

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import sgp
-from bench.cifar100 import Task, split
+from sgp.benchmarks import split_cifar100
+from sgp.benchmarks.split_cifar100 import SplitCIFAR100
+from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.layout import layout_of
 from sgp.projection.representation import collect
@@ -53,7 +55,7 @@ def train(model: AlexNet, memory: sgp.GradientMemory, data: Task, index: int, ep
     order = torch.Generator().manual_seed(1000 * seed + index)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     memory.attach(optimizer)
-    images, labels = data.train
+    images, labels = data.train.inputs, data.train.labels
     best, best_state, patience, lr = math.inf, copy.deepcopy(model.state_dict()), PATIENCE, LR
     for epoch in range(epochs):
         model.train()
@@ -76,12 +78,11 @@ def train(model: AlexNet, memory: sgp.GradientMemory, data: Task, index: int, ep
 
 
 @torch.no_grad()
-def evaluate(model: AlexNet, part: tuple[Tensor, Tensor], index: int) -> tuple[float, float]:
+def evaluate(model: AlexNet, part: Examples, index: int) -> tuple[float, float]:
     """Mean loss and accuracy of one task's head."""
     model.eval()
-    images, labels = part
-    logits = torch.cat([model(batch, task=index) for batch in torch.split(images, BATCH)])
-    return float(F.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())
+    logits = torch.cat([model(batch, task=index) for batch in torch.split(part.inputs, BATCH)])
+    return float(F.cross_entropy(logits, part.labels)), float((logits.argmax(1) == part.labels).float().mean())
 
 
 def shuffled(images: Tensor, seed: int) -> list[Tensor]:
@@ -180,10 +181,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model.load_state_dict(saved["model"])
         memory.load_state_dict(saved["memory"])
 
-    data = split(arguments.data / "cifar-100-python", arguments.tasks, arguments.seed)
+    stream = split_cifar100.stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
+    data = [stream[index] for index in range(len(stream))]
     for index in range(len(report["tasks"]), arguments.tasks):
         train(model, memory, data[index], index, arguments.epochs, arguments.seed)
-        batches = shuffled(data[index].train[0], 1000 * arguments.seed + index)
+        batches = shuffled(data[index].train.inputs, 1000 * arguments.seed + index)
         memory.update(batches, samples=samples)
         accuracy = [round(evaluate(model, data[i].test, i)[1], 4) for i in range(index + 1)]
         report["tasks"].append(
@@ -192,7 +194,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         report["dimensions"] = {name: subspace.dimension for name, subspace in memory.subspaces.items()}
         print(f"task {index}: ranks {ranks(memory)}, accuracy {accuracy}", flush=True)
         if index == 0:
-            report["samples_and_threshold"] = samples_and_threshold(model, data[0].train[0], arguments.seed)
+            report["samples_and_threshold"] = samples_and_threshold(model, data[0].train.inputs, arguments.seed)
         arguments.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         torch.save(
             {"model": model.state_dict(), "memory": memory.state_dict(), "report": json.dumps(report)},

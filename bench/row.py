@@ -15,6 +15,7 @@ class Row:
         ratio: sgp / against.
         published_ratio: published / against.
         goal: what the ratio should not exceed; None where nothing was promised.
+        note: a line below the table.
         detail: what else a reader of the JSON wants to know: ranks, roads, every round.
     """
 
@@ -25,6 +26,7 @@ class Row:
     ratio: float
     published_ratio: float | None = None
     goal: float | None = None
+    note: str = ""
     detail: dict[str, object] = field(default_factory=dict)
 
     @property

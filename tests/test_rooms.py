@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "sgp"
 ROOMS = [
     "projection",
     "sgp",
+    "registry",
     "integrations",
     "networks",
     "methods",
@@ -25,6 +26,7 @@ ROOMS = [
     "report",
     "demo",
     "cli",
+    "__main__",
 ]
 
 

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import nn
 
-from sgp.benchmarks.digits import Task, permuted_digits
+from sgp.benchmarks.digits import permuted_digits
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.benchmarks.stream import Task
 from sgp.networks.mlp import MLP
 from sgp.projection import GradientMemory
 
@@ -84,7 +85,8 @@ def run(console: Console, demo: Demo) -> dict[str, list[Outcome]]:
         bar = progress.add_task("", total=len(alphas) * demo.seeds * demo.tasks)
         # Methods in the inner loop, so that a busy moment of the machine meets all of them.
         for seed in range(demo.seeds):
-            tasks = list(permuted_digits(demo.tasks, seed))
+            stream = permuted_digits(demo.tasks, seed)
+            tasks = [stream[position] for position in range(len(stream))]
             for method, alpha in alphas.items():
                 progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {method:<10}")
                 outcome = _learn(tasks, seed, demo, alpha, lambda: progress.advance(bar))
@@ -114,12 +116,12 @@ def _learn(tasks: list[Task], seed: int, demo: Demo, alpha: float | None, task_d
         start = time.perf_counter()
         for _ in range(demo.epochs):
             _train(model, optimizer, task, generator)
-        remembered = torch.randperm(len(task.train_inputs), generator=generator)[:SAMPLES]
+        remembered = torch.randperm(len(task.train.inputs), generator=generator)[:SAMPLES]
         if memory is not None:
             with warnings.catch_warnings():
                 # That layers are nearly full is what the demo shows, and its table has a column for it.
                 warnings.filterwarnings("ignore", message=".*blocked", category=UserWarning)
-                memory.update([task.train_inputs[remembered]])
+                memory.update([task.train.inputs[remembered]])
         seconds += time.perf_counter() - start
         for earlier in range(index + 1):
             accuracies[index, earlier] = _accuracy(model, tasks[earlier])
@@ -135,17 +137,17 @@ def _free(memory: GradientMemory) -> float:
 
 def _train(model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, generator: torch.Generator) -> None:
     """One epoch, as any PyTorch user would write it: the memory asks for nothing here."""
-    order = torch.randperm(len(task.train_labels), generator=generator)
+    order = torch.randperm(len(task.train.labels), generator=generator)
     for batch in torch.split(order, BATCH):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(task.train_inputs[batch]), task.train_labels[batch])
+        loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
 @torch.no_grad()
 def _accuracy(model: nn.Module, task: Task) -> float:
-    return float((model(task.test_inputs).argmax(dim=1) == task.test_labels).float().mean())
+    return float((model(task.test.inputs).argmax(dim=1) == task.test.labels).float().mean())
 
 
 @contextmanager

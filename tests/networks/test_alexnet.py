@@ -1,10 +1,12 @@
-"""The AlexNet of Split CIFAR-100 is the published one: sizes, order of parameters, BatchNorm's statistics."""
+"""The AlexNet of Split CIFAR-100 is the published one: sizes, order of parameters, what follows each layer."""
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sgp.networks.alexnet import AlexNet
+from sgp.networks.dropout import FastDropout
 
 
 def test_it_has_the_published_number_of_parameters() -> None:
@@ -28,14 +30,6 @@ def test_no_layer_has_a_bias() -> None:
     assert all(layer.bias is None for layer in layers)
 
 
-def test_it_gives_the_logits_of_one_task_or_of_all() -> None:
-    model = AlexNet(tasks=3, classes=7).eval()
-    images = torch.randn(5, 3, 32, 32)
-    every = model(images)
-    assert [logits.shape for logits in every] == [(5, 7)] * 3
-    torch.testing.assert_close(model(images, task=1), every[1])
-
-
 def test_feature_maps_have_the_published_sizes() -> None:
     model, shapes = AlexNet(), {}
     for name in ("conv1", "conv2", "conv3", "fc1", "fc2"):
@@ -51,10 +45,45 @@ def test_feature_maps_have_the_published_sizes() -> None:
     }
 
 
+def published_order(model: AlexNet, x: Tensor) -> Tensor:
+    """Features of the published network: after each layer BatchNorm, ReLU and dropout, and then the pooling."""
+    light, heavy = FastDropout(0.2).train(model.training), FastDropout(0.5).train(model.training)
+    x = F.max_pool2d(light(F.relu(model.norm1(model.conv1(x)))), 2)
+    x = F.max_pool2d(light(F.relu(model.norm2(model.conv2(x)))), 2)
+    x = F.max_pool2d(heavy(F.relu(model.norm3(model.conv3(x)))), 2)
+    x = heavy(F.relu(model.norm4(model.fc1(x.flatten(1)))))
+    return heavy(F.relu(model.norm5(model.fc2(x))))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_follows_a_layer_comes_in_the_published_order(training: bool) -> None:
+    torch.manual_seed(0)
+    model = AlexNet().train(training)
+    images = torch.randn(4, 3, 32, 32).to(memory_format=torch.channels_last)
+    torch.manual_seed(1)
+    expected = published_order(model, images)
+    torch.manual_seed(1)
+    torch.testing.assert_close(model.features(images), expected)
+    # All features must count, since a wrong backward pass through the network would show only in gradients.
+    gradients = []
+    for features in (model.features, lambda x: published_order(model, x)):
+        torch.manual_seed(1)
+        gradients.append(torch.autograd.grad(features(images).square().sum(), list(model.parameters())[:15]))
+    for got, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-3, atol=1e-4 * float(reference.abs().max()))
+
+
+def test_the_order_of_memory_does_not_matter() -> None:
+    model, images = AlexNet().eval(), torch.randn(4, 3, 32, 32)
+    expected = model(images)
+    torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), expected)
+    torch.testing.assert_close(model.to(memory_format=torch.channels_last)(images), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_with_batch_statistics_an_image_depends_on_its_neighbours() -> None:
     torch.manual_seed(0)
     images = torch.randn(8, 3, 32, 32)
-    networks = {True: AlexNet(tasks=1, statistics="batch"), False: AlexNet(tasks=1, statistics="stored")}
+    networks = {True: AlexNet(heads=(10,), statistics="batch"), False: AlexNet(heads=(10,), statistics="stored")}
     for depends, model in networks.items():
         model.eval()
         alone, together = model(images[:4], task=0), model(images, task=0)[:4]
@@ -64,8 +93,3 @@ def test_with_batch_statistics_an_image_depends_on_its_neighbours() -> None:
 def test_only_stored_statistics_leave_buffers() -> None:
     assert not list(AlexNet(statistics="batch").buffers())
     assert len(list(AlexNet(statistics="stored").buffers())) == 15
-
-
-def test_an_unknown_kind_of_statistics_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'running'"):
-        AlexNet(statistics="running")  # type: ignore[arg-type]

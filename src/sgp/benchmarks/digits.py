@@ -1,41 +1,64 @@
-"""Permuted digits: handwritten digits of 8 x 8 pixels, with the pixels in another fixed order for each task.
+"""Handwritten digits of 8 x 8 pixels, which come with scikit-learn, so that nothing is downloaded.
 
-The images come with scikit-learn, so nothing is downloaded. Every task has the same ten classes and the same images;
-only a network that keeps one hidden representation per order of pixels can hold them all.
+Permuted digits: every task has the same ten classes and the same images, with the pixels in another fixed order; only a
+network that keeps one hidden representation per order of pixels can hold them all. Split digits: two classes a task.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from sgp.benchmarks import settings as check
+from sgp.benchmarks.benchmark import Benchmark
+from sgp.benchmarks.datasets.extra import need
+from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
 
 PIXELS = 64
 CLASSES = 10
+SPLIT_CLASSES = 2
+SPLIT_TASKS = CLASSES // SPLIT_CLASSES
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """One task of a stream.
+@dataclass(frozen=True)
+class Digits:
+    """Handwritten digits of 8 x 8 pixels; they need no download."""
 
-    Attributes:
-        name: what tables call it.
-        train_inputs: [n, 64], float32.
-        train_labels: [n], int64.
-        test_inputs: [m, 64], float32.
-        test_labels: [m], int64.
-    """
+    kind: Literal["permuted", "split"] = "permuted"
+    """permuted: all digits in each task, in a new order of pixels, one head; split: two digits and a head for each."""
+    tasks: int = 10
+    """How many tasks to learn in a row, at least 1; split digits have 5, and all are learned if more are asked for."""
+    validation: float = 0.1
+    """Share of each task's training images that is held out for validation, in [0, 1)."""
+    validation_seed: int | None = None
+    """Draws the validation images; none: the run's seed."""
 
-    name: str
-    train_inputs: Tensor
-    train_labels: Tensor
-    test_inputs: Tensor
-    test_labels: Tensor
+    def __post_init__(self) -> None:
+        check.one_of("kind", self.kind, ("permuted", "split"))
+        check.in_range("tasks", self.tasks, 1)
+        check.share("validation", self.validation)
+        check.seed("validation_seed", self.validation_seed)
 
 
-def permuted_digits(tasks: int = 10, seed: int = 0) -> Iterator[Task]:
-    """The stream of tasks: the digits under one random order of pixels after another.
+def stream(settings: Digits, data: Path | None, seed: int) -> Stream:
+    """The tasks; the images lie in scikit-learn, so that the folder is not looked at."""
+    held_by = seed if settings.validation_seed is None else settings.validation_seed
+
+    def held_out(task: Task) -> Task:
+        train, validation = hold_out(task.train, settings.validation, held_by)
+        return Task(task.name, task.head, train, validation, task.test)
+
+    whole = permuted_digits(settings.tasks, seed) if settings.kind == "permuted" else split_digits(settings.tasks)
+    return Stream(whole.names, whole.inputs, whole.heads, lambda position: held_out(whole[position]))
+
+
+def permuted_digits(tasks: int = 10, seed: int = 0) -> Stream:
+    """The digits under one random order of pixels after another; no image is held out for validation.
 
     The order depends on the seed and the task's index alone, so a longer stream begins with the shorter one. Pixels are
     standardised with one mean and one deviation, those of the training images.
@@ -44,30 +67,39 @@ def permuted_digits(tasks: int = 10, seed: int = 0) -> Iterator[Task]:
         tasks: how many.
         seed: which orders of pixels.
     """
-    if tasks < 1:
-        raise ValueError(f"tasks must be at least 1, got {tasks}")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}")
-    base = _digits()
-    return (_permuted(base, index, seed) for index in range(tasks))
+    check.in_range("tasks", tasks, 1)
+    check.in_range("seed", seed, 0)
+    train, test = _digits()
+
+    def permuted(index: int) -> Task:
+        order = torch.from_numpy(np.random.default_rng([seed, index]).permutation(PIXELS))
+        ordered = Examples(train.inputs[:, order], train.labels)
+        return Task(names[index], 0, ordered, ordered[:0], Examples(test.inputs[:, order], test.labels))
+
+    names = [f"permutation {index}" for index in range(tasks)]
+    return Stream(names, (PIXELS,), [CLASSES], permuted)
 
 
-def _permuted(base: Task, index: int, seed: int) -> Task:
-    order = torch.from_numpy(np.random.default_rng([seed, index]).permutation(PIXELS))
-    return Task(
-        name=f"permutation {index}",
-        train_inputs=base.train_inputs[:, order],
-        train_labels=base.train_labels,
-        test_inputs=base.test_inputs[:, order],
-        test_labels=base.test_labels,
-    )
+def split_digits(tasks: int = SPLIT_TASKS) -> Stream:
+    """Digits 0 and 1, then 2 and 3, and so on, each pair with a head of its own; no image is held out."""
+    tasks = min(tasks, SPLIT_TASKS)
+    train, test = _digits()
+
+    def split(index: int) -> Task:
+        def part(examples: Examples) -> Examples:
+            mine = examples[torch.nonzero(examples.labels // SPLIT_CLASSES == index).flatten()]
+            return Examples(mine.inputs, mine.labels % SPLIT_CLASSES)
+
+        whole = part(train)
+        return Task(names[index], index, whole, whole[:0], part(test))
+
+    names = [f"digits {SPLIT_CLASSES * index} and {SPLIT_CLASSES * index + 1}" for index in range(tasks)]
+    return Stream(names, (PIXELS,), [SPLIT_CLASSES] * tasks, split)
 
 
-def _digits() -> Task:
-    """The images in their own order of pixels; every fifth image of each class, in file order, is for testing."""
-    # Imported here: scikit-learn is no dependency of the core, and it takes a second.
-    from sklearn.datasets import load_digits
-
+def _digits() -> tuple[Examples, Examples]:
+    """Training and test images; every fifth image of each class, in file order, is for testing."""
+    load_digits: Callable[..., tuple[np.ndarray, np.ndarray]] = need("sklearn.datasets").load_digits
     pixels, classes = load_digits(return_X_y=True)
     inputs = torch.from_numpy(pixels).float()
     labels = torch.from_numpy(classes).long()
@@ -76,4 +108,15 @@ def _digits() -> Task:
         test[torch.nonzero(labels == label)[::5]] = True
     mean, deviation = inputs[~test].mean(), inputs[~test].std()
     inputs = (inputs - mean) / deviation
-    return Task("digits", inputs[~test], labels[~test], inputs[test], labels[test])
+    return Examples(inputs[~test], labels[~test]), Examples(inputs[test], labels[test])
+
+
+BENCHMARK = Benchmark(
+    name="digits",
+    description="Handwritten digits of 8 x 8 pixels, permuted or split; needs no download and takes a minute.",
+    settings=Digits,
+    stream=stream,
+    network="mlp",
+    datasets=(),
+    shared_head=True,
+)

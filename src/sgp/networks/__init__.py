@@ -1,1 +1,49 @@
 """The networks of the paper, as plain modules that know nothing of continual learning."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from sgp.networks.alexnet import AlexNet
+from sgp.networks.lenet import LeNet
+from sgp.networks.mlp import MLP
+from sgp.networks.resnet18 import ResNet18
+from sgp.registry import Registry
+
+__all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "Network", "ResNet18"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """How to make a network for a stream of tasks.
+
+    Attributes:
+        name: what it is registered under.
+        description: one line for lists.
+        build: `build(inputs, heads, **options)`, where `inputs` is the shape of one input and `heads` the number of
+            classes of each head, gives a module with `forward(x, task)` -> logits [n, heads[task]]. With a
+            single head all tasks share it. A shape that the network cannot take is a ValueError.
+        options: names of the options.
+    """
+
+    name: str
+    description: str
+    build: Callable[..., nn.Module]
+    options: tuple[str, ...] = ()
+
+
+def mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:
+    """A perceptron with two hidden layers of 100 for inputs of any shape."""
+    return MLP((math.prod(inputs), 100, 100), heads, bias=bias)
+
+
+NETWORKS: Registry[Network] = Registry("network")
+for _network in (
+    Network("mlp", "perceptron with two hidden layers of 100, for inputs of any shape", mlp, ("bias",)),
+    Network("alexnet", "three convolutions and two linear layers, for 32x32 images", AlexNet, ("statistics",)),
+    Network("lenet", "two convolutions and two linear layers, for 32x32 images", LeNet),
+    Network("resnet18", "ResNet-18 from 20 filters up, for 84x84 or 32x32 images", ResNet18, ("statistics",)),
+):
+    NETWORKS.add(_network.name, _network)

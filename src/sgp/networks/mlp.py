@@ -1,31 +1,35 @@
-"""A multilayer perceptron with one head that all tasks share."""
+"""A multilayer perceptron."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
+from sgp.networks.heads import Heads
+
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them; the last one is the head.
+    """Linear layers, each followed by ReLU, and a linear head for each task or one that all share.
 
     Args:
-        widths: input dimension, hidden widths, number of classes.
-        bias: whether the layers have biases.
+        widths: input dimension, hidden widths.
+        heads: number of classes of each head.
+        bias: whether the layers and heads have biases.
     """
 
-    def __init__(self, widths: Sequence[int] = (64, 100, 100, 10), *, bias: bool = True) -> None:
+    def __init__(
+        self, widths: Sequence[int] = (64, 100, 100), heads: Sequence[int] = (10,), *, bias: bool = True
+    ) -> None:
         super().__init__()
-        if len(widths) < 2 or min(widths) < 1:
-            raise ValueError(f"widths must be two or more positive numbers, got {tuple(widths)}")
-        *hidden, head = (nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(widths))
-        self.hidden = nn.ModuleList(hidden)
-        self.head = head
+        if not widths or min(widths) < 1:
+            raise ValueError(f"widths must be one or more positive numbers, got {tuple(widths)}")
+        self.hidden = nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(widths))
+        self.heads = Heads(widths[-1], heads, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, classes]. x: [n, ...], flattened to [n, widths[0]]."""
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        """The logits [n, heads[task]] of one task's head. x: [n, ...], flattened to [n, widths[0]]."""
         x = x.flatten(start_dim=1)
         for layer in self.hidden:
             x = layer(x).relu()
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.heads(x, task)
         return logits

@@ -27,6 +27,11 @@ def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     tensors, tree = _flatten(state)
     header = {"sgp": json.dumps({"tree": tree, "digest": _digest(tree, tensors)})}
     data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=header)
+    write_bytes(target, data)
+
+
+def write_bytes(target: Path, data: bytes) -> None:
+    """Write a file, whole or not at all, so that it is on the disk when this returns."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -37,28 +42,44 @@ def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if os.name == "posix":  # the new name is on the disk once its folder is
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def digest(state: dict[str, Any]) -> str:
+    """What tells two states apart, whatever file they are in."""
+    tensors, tree = _flatten(state)
+    return _digest(tree, tensors)
+
+
+def read(path: str | os.PathLike[str], what: str = "saved memory") -> dict[str, Any]:
     """The state dict of a file.
+
+    Args:
+        path: of the file.
+        what: it is, for messages.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is truncated, damaged or not a memory, or of a newer format.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no saved memory at {os.fspath(path)!r}")
+        raise FileNotFoundError(f"no {what} at {os.fspath(path)!r}")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["sgp"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        tree, digest = header["tree"], header["digest"]
+        tree, expected = header["tree"], header["digest"]
         version = int(tree["format"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a saved memory ({error})") from error
+        raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a {what} ({error})") from error
     if version > FORMAT:
         raise ValueError(f"{os.fspath(path)!r} has format {version}; this version reads up to {FORMAT}")
-    if digest != _digest(tree, tensors):
+    if expected != _digest(tree, tensors):
         raise ValueError(f"{os.fspath(path)!r} is damaged: its contents do not match its digest")
     state = _unflatten(tree, tensors)
     assert isinstance(state, dict)
@@ -93,9 +114,9 @@ def _unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _digest(tree: Any, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
+    sha = hashlib.sha256(json.dumps(tree, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())  # numpy knows no bfloat16
-    return digest.hexdigest()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
+    return sha.hexdigest()

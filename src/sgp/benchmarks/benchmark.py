@@ -1,0 +1,34 @@
+"""What a benchmark is to the rest of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sgp.benchmarks.stream import Stream
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A stream of tasks under a name, with what is needed to run it.
+
+    Attributes:
+        name: what it is called on the command line and in tables.
+        description: one sentence for people who choose.
+        settings: dataclass of what can be set; its defaults are the paper's protocol.
+        stream: gives the tasks from the settings, the folder that the data sets lie in (None: $SGP_DATA) and the
+            run's seed.
+        network: name of the network that the paper uses on it.
+        datasets: names of the data sets that it reads; none if it brings its own.
+        shared_head: whether all tasks share one head, so that it must be protected like the other layers.
+    """
+
+    name: str
+    description: str
+    settings: type
+    stream: Callable[[Any, Path | None, int], Stream]
+    network: str
+    datasets: tuple[str, ...]
+    shared_head: bool

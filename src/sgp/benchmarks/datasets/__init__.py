@@ -1,0 +1,1 @@
+"""Readers of the published data sets, in the formats in which they are published."""

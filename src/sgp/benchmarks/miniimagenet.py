@@ -1,0 +1,82 @@
+"""Split miniImageNet: twenty tasks of five classes, which a seed draws, each with a head of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgp.benchmarks import settings as check
+from sgp.benchmarks.benchmark import Benchmark
+from sgp.benchmarks.datasets import miniimagenet
+from sgp.benchmarks.datasets.images import find
+from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+
+TASKS = 20
+CLASSES = 5
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+
+@dataclass(frozen=True)
+class SplitMiniImageNet:
+    """miniImageNet in tasks of five classes, drawn by a seed."""
+
+    tasks: int = TASKS
+    """How many of the twenty tasks to learn, from 1 to 20."""
+    class_seed: int | None = None
+    """Draws which classes each task has; none: the run's seed."""
+    validation: float = 0.05
+    """Share of each task's training images that is held out for validation, in [0, 1)."""
+    validation_seed: int | None = None
+    """Draws the validation images; none: the run's seed."""
+
+    def __post_init__(self) -> None:
+        check.in_range("tasks", self.tasks, 1, TASKS)
+        check.seed("class_seed", self.class_seed)
+        check.share("validation", self.validation)
+        check.seed("validation_seed", self.validation_seed)
+
+
+def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
+    """The tasks. The images stay bytes; the floats of a task are made when it is asked for."""
+    images = miniimagenet.read(find(data, miniimagenet.NAME))
+    groups = class_groups(seed if settings.class_seed is None else settings.class_seed)[: settings.tasks]
+    held_by = seed if settings.validation_seed is None else settings.validation_seed
+
+    def part(pixels: Tensor, labels: Tensor, group: list[int]) -> Examples:
+        mine, ranks = torch.nonzero(labels.unsqueeze(1) == torch.tensor(group), as_tuple=True)
+        return Examples((pixels[mine].float() / 255 - MEAN) / DEVIATION, ranks)
+
+    def make(index: int) -> Task:
+        whole = part(images.train, images.train_labels, groups[index])
+        train, validation = hold_out(whole, settings.validation, held_by)
+        return Task(names[index], index, train, validation, part(images.test, images.test_labels, groups[index]))
+
+    names = [f"classes {' '.join(map(str, group))}" for group in groups]
+    return Stream(names, tuple(images.train.shape[1:]), [CLASSES] * settings.tasks, make)
+
+
+def class_groups(seed: int) -> list[list[int]]:
+    """The classes of each task, as places in the sorted list of their WordNet ids; a class's label is its place in the
+    group.
+
+    ACL's and TRGP's code draws them so too, but numbers the classes as its own data file does, which is not published.
+    """
+    order = np.random.RandomState(seed).permutation(TASKS * CLASSES)
+    groups: list[list[int]] = order.reshape(TASKS, CLASSES).tolist()
+    return groups
+
+
+BENCHMARK = Benchmark(
+    name="split-miniimagenet",
+    description="miniImageNet in twenty tasks of five classes.",
+    settings=SplitMiniImageNet,
+    stream=stream,
+    network="resnet18",
+    datasets=(miniimagenet.NAME,),
+    shared_head=False,
+)

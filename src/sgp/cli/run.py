@@ -1,0 +1,175 @@
+"""``sgp run BENCHMARK`` and ``sgp run FILE.yaml``"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+
+from sgp.benchmarks import BENCHMARKS
+from sgp.benchmarks.datasets.images import DataError
+from sgp.cli.show import print_summary
+from sgp.runs.config import CHOICES, Config, configure, read_yaml
+from sgp.runs.folder import CONFIG, RunError, RunFolder
+from sgp.runs.summary import summary_of
+from sgp.training import Learner
+from sgp.training.display import Display
+from sgp.training.tensorboard import tensorboard_watcher
+
+USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [--preset NAME] [--recipe NAME] [OPTIONS]
+
+  sgp run digits --method sgp --seed 1
+  sgp run split-cifar100 --method gpm --preset reference --data DIR --epochs 5
+  sgp run runs/digits-sgp-paper-seed1 --resume
+
+--method   one of `sgp list methods` (sgp)
+--preset   paper: what the text says; reference: what the published code does; corrected: what is right (paper)
+--recipe   paper: its training; fast: a cosine rate and averaged weights in a tenth of the epochs (paper)
+--import   a Python file of yours that registers a method, network or benchmark
+
+`sgp run BENCHMARK --method NAME --help` tells the options of that method there, with their values."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run reads from and writes to."""
+
+    data: Path | None = None
+    """Folder of the data sets; without it $SGP_DATA."""
+    out: Path = Path("runs")
+    """Folder that the run's own folder goes to."""
+    name: str | None = None
+    """Of the run's folder; without it benchmark, method, preset and seed."""
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Go on with a run that was stopped."""
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    place: Place
+    config: Config
+
+
+def main(arguments: list[str]) -> int:
+    """Learn a stream of tasks."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    try:
+        return start(*parse(arguments))
+    except (RunError, DataError, ValueError) as error:
+        print(f"sgp run: {error}", file=sys.stderr)
+        return 1 if isinstance(error, RunError | DataError) else 2
+
+
+def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
+    """Place and config of a command line, and the files that it has imported.
+
+    The names that decide which others there are come first; the rest is typed, with the paper's values as defaults.
+
+    Raises:
+        ValueError: a name or a value is wrong; the message has what would be accepted. Mistakes in typed options end
+            the process with status 2 and a message.
+    """
+    target, *rest = arguments
+    chosen, rest = _split_choices(rest)
+    scripts = chosen.pop("import", [])
+    for script in scripts:
+        _import(script)
+    values = {name: given[-1] for name, given in chosen.items()}
+    path = Path(target)
+    place = Place()
+    # A benchmark's name is one also where a folder is called so.
+    if target not in BENCHMARKS and (target.endswith((".yaml", ".yml")) or path.is_dir()):
+        file = path / CONFIG if path.is_dir() else path
+        if not file.is_file():
+            raise ValueError(f"there is no file {str(file)!r}")
+        if path.is_dir():
+            path = path if path.name else path.resolve()
+            place = Place(out=path.parent, name=path.name)
+        values = read_yaml(file) | values
+        for name in ("benchmark", "method"):
+            if name not in values:
+                raise ValueError(f"{file} does not say which {name}")
+    else:
+        values = {"benchmark": target, "method": "sgp"} | values
+    return *_typed(place, configure(**values), target, rest), scripts
+
+
+def _import(script: str) -> None:
+    """Run a file of the user's, as a module that stays: the types of its settings are looked up there later."""
+    if not Path(script).is_file():
+        raise ValueError(f"--import: there is no file {script!r}")
+    spec = spec_from_file_location(f"sgp_import_{Path(script).stem}", script)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"--import: {script!r} is not a Python file")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _split_choices(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Values of --method, --preset, --recipe and --import, and what is left of the arguments."""
+    names = {f"--{name}": name for name in (*CHOICES, "import")}
+    chosen: dict[str, list[str]] = {}
+    rest = []
+    given = iter(arguments)
+    for argument in given:
+        flag, equals, value = argument.partition("=")
+        if flag not in names:
+            rest.append(argument)
+            continue
+        if not equals:
+            value = next(given, "")
+        if not value or value.startswith("--"):
+            raise ValueError(f"{flag} needs a value")
+        chosen.setdefault(names[flag], []).append(value)
+    return chosen, rest
+
+
+def _typed(place: Place, config: Config, target: str, arguments: Sequence[str]) -> tuple[Place, Config]:
+    """What the remaining arguments change; flags are the names of settings, whatever group they belong to."""
+    parsed = tyro.cli(
+        _Arguments,
+        default=_Arguments(place, config),
+        args=list(arguments),
+        prog=f"sgp run {target}",
+        description=f"{config.method} on {config.benchmark}, preset {config.preset}, recipe {config.recipe}.",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return parsed.place, parsed.config
+
+
+def start(place: Place, config: Config, scripts: Sequence[str] = ()) -> int:
+    """Run a config, from its beginning or from its checkpoint. scripts: that it needs imported to be taken up again."""
+    console = Console()
+    path = place.out / (place.name or config.name)
+    # Bad settings and missing data show before a folder is made.
+    stream = BENCHMARKS[config.benchmark].stream(config.stream, place.data, config.seed)
+    Learner(config, stream, RunFolder(path))
+    # A batch system that ends a job asks first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    data = [] if place.data is None else ["--data", str(place.data)]
+    imports = [word for script in scripts for word in ("--import", script)]
+    again = "go on with: " + shlex.join(["sgp", "run", str(path), "--resume", *data, *imports])
+    try:
+        with RunFolder.begin(path, config, resume=place.resume) as folder:
+            torch.set_num_threads(folder.config().threads)
+            heading = f"{path}: {config.method} on {config.benchmark}, {len(stream)} tasks"
+            console.print(heading, highlight=False, markup=False, soft_wrap=True)
+            with Display(console, config, list(stream.names)) as display:
+                Learner(folder.config(), stream, folder, display, *tensorboard_watcher(path)).run()
+            print_summary(console, str(path), summary_of(folder))
+    except KeyboardInterrupt:
+        console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)
+        return 130
+    except OSError as error:
+        raise RunError(f"{error}; what was learned until the last epoch is kept, {again}") from error
+    return 0

@@ -1,0 +1,125 @@
+"""``sgp show RUN ...``"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sgp import paper
+from sgp.benchmarks.metrics import acc, bwt, relative_fwt
+from sgp.runs.config import is_whole
+from sgp.runs.folder import RunError, RunFolder
+from sgp.runs.summary import Summary, summary_of
+from sgp.training.display import span
+
+
+def main(arguments: list[str]) -> int:
+    """Print the accuracy matrix and metrics of runs; of several, also how they compare."""
+
+    def show(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> tuple[Path, ...]:
+        """The accuracy matrix and the metrics of runs; of several, also how they compare.
+
+        Args:
+            runs: folders of runs, finished or not.
+        """
+        return runs
+
+    paths = tyro.cli(show, prog="sgp show", args=arguments or ["--help"])
+    console = Console()
+    try:
+        summaries = {path: summary_of(RunFolder(path)) for path in paths}
+    except (RunError, ValueError) as error:
+        print(f"sgp show: {error}", file=sys.stderr)
+        return 1
+    for path, summary in summaries.items():
+        print_summary(console, str(path), summary)
+    # Accuracies on different benchmarks say nothing of each other.
+    if len(summaries) > 1 and len({summary.config.benchmark for summary in summaries.values()}) == 1:
+        _print_comparison(console, {str(path): summary for path, summary in summaries.items()})
+    return 0
+
+
+def print_summary(console: Console, name: str, summary: Summary) -> None:
+    """The accuracy matrix of a run, and what it comes to beside the paper's figures."""
+    config, tasks = summary.config, len(summary.names)
+    console.print(
+        f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
+        f"recipe {config.recipe}, seed {config.seed}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not tasks:
+        console.print("no task has been learned yet\n")
+        return
+    # Twenty columns fit in 80 characters as whole numbers only.
+    digits = 1 if tasks <= 10 else 0
+    console.print("accuracy (%) on each task, after each task", style="italic", highlight=False)
+    view = Table(box=None, padding=(0, 1, 0, 0))
+    view.add_column("after", no_wrap=True, max_width=19 if tasks <= 10 else 14)
+    for task in range(tasks):
+        view.add_column(str(task + 1), justify="right", no_wrap=True)
+    for task, label in enumerate(summary.names):
+        row = summary.accuracies[task, : task + 1].tolist()
+        view.add_row(f"{task + 1} {escape(label)}", *(f"{value:.{digits}f}" for value in row))
+    console.print(view)
+    for line in _lines(summary):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print()
+
+
+def _lines(summary: Summary) -> list[str]:
+    """The metrics of a run in words."""
+    config, tasks = summary.config, len(summary.names)
+    published = paper.numbers(config.benchmark, config.method) if summary.finished and is_whole(config) else {}
+    metrics = f"ACC {acc(summary.accuracies):.2f} %"
+    if "acc" in published:
+        metrics += f" (paper {published['acc']:.2f}{_deviation(published, 'acc_std', '.2f')})"
+    if tasks > 1:
+        metrics += f", BWT {bwt(summary.accuracies):.2f} %"
+        if "bwt" in published:
+            metrics += f" (paper {100 * published['bwt']:.1f})"
+    whole = sum(summary.seconds.values())
+    phases = ", ".join(f"{phase} {100 * seconds / whole:.0f} %" for phase, seconds in summary.seconds.items())
+    sizes = ", ".join(f"{use} {count / 2**20:.1f} MiB" for use, count in summary.bytes.items())
+    lines = [metrics, f"time {span(whole)}: {phases}", f"memory: {sizes}; network capacity {summary.capacity:.0f} %"]
+    if summary.free:
+        lines.append("free: " + ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in summary.free.items()))
+    if not summary.finished:
+        lines.append("not finished: go on with `sgp run RUN --resume`")
+    return lines
+
+
+def _deviation(published: dict[str, float], name: str, form: str) -> str:
+    return f" ± {published[name]:{form}}" if name in published else ""
+
+
+def _print_comparison(console: Console, summaries: dict[str, Summary]) -> None:
+    """Runs side by side, over the tasks that all of them have learned."""
+    tasks = min(len(summary.names) for summary in summaries.values())
+    if tasks == 0:
+        return
+    first = next(iter(summaries.values())).accuracies[:tasks, :tasks]
+    view = Table(
+        title=f"after {tasks} tasks; FWT is relative to the first run" if tasks > 1 else "after one task",
+        title_justify="left",
+    )
+    view.add_column("run", overflow="fold")
+    for heading in ("ACC (%)", "BWT (%)", "FWT (%)", "time", "extra MiB"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    for name, summary in summaries.items():
+        matrix = summary.accuracies[:tasks, :tasks]
+        extra = sum(count for use, count in summary.bytes.items() if use != "network")
+        view.add_row(
+            escape(Path(name).name),
+            f"{acc(matrix):.2f}",
+            f"{bwt(matrix):.2f}" if tasks > 1 else "",
+            f"{relative_fwt(matrix, first):+.2f}",
+            span(sum(summary.seconds.values())),
+            f"{extra / 2**20:.1f}",
+        )
+    console.print(view)

@@ -1,0 +1,88 @@
+"""What a method is: it acts on a network while an optimizer trains it, and takes in each task once it is learned."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+# Inputs and labels of the same length.
+Batch = tuple[Tensor, Tensor]
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """For methods that have nothing to set."""
+
+
+class Method(ABC, Generic[S]):
+    """A method of continual learning that does not know who trains the network.
+
+    It acts through hooks on gradients and on the optimizer's step alone, so the supervised loop and any other training
+    can use it. Its life: built for a network; then for each task `attach` to the optimizer that will train it, and
+    `consolidate` once it has been trained.
+
+    Attributes:
+        name: in the registry and on the command line.
+        description: one line for `sgp list methods`.
+        Settings: a frozen dataclass; a benchmark's values for it are in sgp.paper.
+        keeps_data: whether examples of old tasks are stored.
+
+    Args:
+        network: what is trained.
+        settings: of the class's own Settings.
+        exclude: patterns on names of modules that belong to single tasks (heads), which nothing need protect.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    Settings: ClassVar[type[Any]]
+    keeps_data: ClassVar[bool] = False
+
+    def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
+        self.network = network
+        self.settings = settings
+        self.exclude = tuple(exclude)
+
+    @abstractmethod
+    def attach(self, optimizer: Optimizer) -> None:
+        """Act on every later step of this optimizer; those of earlier tasks are done with."""
+
+    @property
+    def consolidation_batch(self) -> int | None:
+        """How many examples should run through the network at once in `consolidate`; None leaves it to the caller."""
+        return None
+
+    @abstractmethod
+    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
+        """Take in the task that was just learned.
+
+        Args:
+            batches: its training examples in random order.
+            log_likelihood: of each example's label under the network, [n]; computing it runs the network.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs beside the network's weights: tensors and plain values."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+
+    def bytes(self) -> dict[str, int]:
+        """Memory that is held beside the network, by what it is for."""
+        return {}
+
+    def free(self) -> dict[str, float]:
+        """The share of each layer that later tasks may still use; empty if the method blocks nothing."""
+        return {}
+
+    def capacity(self) -> float:
+        """Parameters that inference uses, in percent of those of the network alone."""
+        return 100.0

@@ -1,0 +1,53 @@
+"""The LeNet of the paper's CIFAR-100 Superclass."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sgp.networks.heads import Heads
+from sgp.networks.response_norm import FastResponseNorm
+from sgp.networks.shape import refuse_other_shapes
+
+
+class LeNet(nn.Module):
+    """Two convolutions and two linear layers for images [n, 3, 32, 32], and linear heads.
+
+    No layer has a bias. Each layer is followed by ReLU; the convolutions by local response normalisation and
+    max-pooling as well. Weights start uniform with the deviation that keeps the variance through ReLU.
+
+    Args:
+        inputs: shape of one image.
+        heads: number of classes of each task's head; a single one is shared by all tasks.
+    """
+
+    def __init__(self, inputs: tuple[int, ...] = (3, 32, 32), heads: Sequence[int] = (5,) * 20) -> None:
+        super().__init__()
+        refuse_other_shapes("LeNet", inputs, [(3, 32, 32)])
+        self.conv1 = nn.Conv2d(3, 20, kernel_size=5, padding=2, bias=False)
+        self.conv2 = nn.Conv2d(20, 50, kernel_size=5, padding=2, bias=False)
+        self.fc1 = nn.Linear(3200, 800, bias=False)
+        self.fc2 = nn.Linear(800, 500, bias=False)
+        # In place, since no layer needs its output again.
+        self.relu = nn.ReLU(inplace=True)
+        self.norm = FastResponseNorm(4, alpha=0.001 / 9)
+        self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.heads = Heads(500, heads)
+        for weight in self.parameters():
+            nn.init.kaiming_uniform_(weight, nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input of the heads. x: [n, 3, 32, 32] -> [n, 500]."""
+        # The layers keep this order of memory, in which they take an eighth to a fifth less time on the CPU.
+        x = x.contiguous(memory_format=torch.channels_last)
+        x = self.pool(self.norm(self.relu(self.conv1(x))))
+        x = self.pool(self.norm(self.relu(self.conv2(x))))
+        x = torch.flatten(x, start_dim=1)
+        x = self.relu(self.fc1(x))
+        x = self.relu(self.fc2(x))
+        return x
+
+    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+        """The logits [n, heads[task]] of one task's head. x: [n, 3, 32, 32]."""
+        logits: Tensor = self.heads(self.features(x), task)
+        return logits

@@ -1,0 +1,67 @@
+"""Names for methods, networks and benchmarks: ours, and those that other packages bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it says what is wrong)
+    """A name that nothing is registered under; the message has the nearest ones."""
+
+
+class Registry(Generic[T]):
+    """Things by name.
+
+    Other packages add theirs by an entry point in the group `sgp.<kind>s`, which is loaded when a name is first asked
+    for; a script that was imported adds its own by :meth:`add`.
+
+    Args:
+        kind: what one of them is called: "method", "network", "benchmark".
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._known: dict[str, T] = {}
+        self._asked_others = False
+
+    def add(self, name: str, thing: T) -> None:
+        """Register a thing. A name that is taken is refused, since a run's config must mean one thing."""
+        if name in self._known and self._known[name] is not thing:
+            raise ValueError(f"the {self.kind} {name!r} is there already")
+        self._known[name] = thing
+
+    def __getitem__(self, name: str) -> T:
+        self._ask_others()
+        if name not in self._known:
+            raise UnknownName(unknown(self.kind, name, self._known))
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._ask_others()
+        return iter(self._known)
+
+    def __contains__(self, name: object) -> bool:
+        self._ask_others()
+        return name in self._known
+
+    def _ask_others(self) -> None:
+        if self._asked_others:
+            return
+        self._asked_others = True
+        for entry in entry_points(group=f"sgp.{self.kind}s"):
+            if entry.name not in self._known:
+                self._known[entry.name] = entry.load()
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """What to say about a name that is not there: the nearest ones, or all of them."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    if near:
+        return f"there is no {kind} {name!r}: did you mean {' or '.join(near)}?"
+    return f"there is no {kind} {name!r}; there are {', '.join(names)}"

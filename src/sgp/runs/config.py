@@ -1,0 +1,244 @@
+"""What a run is: everything that its numbers depend on, typed, as flat names and values in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sgp.benchmarks import BENCHMARKS
+from sgp.methods import METHODS
+from sgp.networks import NETWORKS
+from sgp.paper import PRESETS, RECIPES, Preset, Recipe, settings
+from sgp.registry import unknown
+
+
+@dataclass(frozen=True)
+class Training:
+    """How each task is learned: plain SGD on the cross-entropy of the task's own head."""
+
+    epochs: int = 200
+    """The most passes over a task's training data."""
+    batch: int = 64
+    """Examples per training step."""
+    test_batch: int = 64
+    """Examples per step of an evaluation; with BatchNorm on batch statistics the accuracy depends on it."""
+    lr: float = 0.05
+    """Learning rate at the start of each task."""
+    schedule: Literal["patience", "constant", "cosine"] = "patience"
+    """patience: divide the rate when the validation loss stalls, keep the best weights. constant and cosine: keep
+    the last ones; cosine ends at 0."""
+    lr_min: float = 5e-5
+    """patience: a rate below this ends the task."""
+    lr_factor: float = 2.0
+    """patience: what the rate is divided by."""
+    patience: int = 6
+    """patience: how many epochs without a better validation loss are waited for."""
+    average: float = 0.0
+    """Decay of an exponential mean of the weights over steps, which is evaluated and kept; 0 keeps the weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "test_batch", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        # Written so that NaN fails too.
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr must be above 0 and finite, got {self.lr}")
+        if not self.lr_min > 0:
+            raise ValueError(f"lr_min must be above 0, got {self.lr_min}")
+        if not self.lr_factor > 1:
+            raise ValueError(f"lr_factor must be above 1, got {self.lr_factor}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must be in [0, 1), got {self.average}")
+        if self.average and self.schedule == "patience":
+            raise ValueError("average goes with schedule=constant or cosine: the best weights are no mean")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run.
+
+    Attributes:
+        stream: settings of the benchmark, of its own dataclass.
+        training: how each task is learned.
+        settings: settings of the method, of its own dataclass.
+    """
+
+    benchmark: str
+    """One of `sgp list benchmarks`."""
+    method: str
+    """One of `sgp list methods`."""
+    preset: Preset = "paper"
+    """paper: what the text says; reference: what the published code does; corrected: what is right."""
+    recipe: Recipe = "paper"
+    """paper: its training; fast: a cosine rate and averaged weights in fewer epochs."""
+    seed: int = 0
+    """Of the weights, the order of batches, dropout and everything else that is random."""
+    network: str = "mlp"
+    """One of `sgp list networks`."""
+    statistics: Literal["batch", "stored"] = "batch"
+    """What BatchNorm divides by at test: the batch's own statistics, as published, or stored averages."""
+    network_bias: bool = True
+    """Whether the layers of an MLP have biases."""
+    samples: int | None = None
+    """At most so many training, validation and test examples of each task, at least 2, for a quick look."""
+    threads: int = 0
+    """Of torch; 0 takes what is usual here. Another number may change the last bits."""
+    channels_last: bool = True
+    """Memory format of images, which is faster on a CPU."""
+    stream: object = None
+    training: Training = field(default_factory=Training)
+    settings: object = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.samples is not None and self.samples < 2:
+            raise ValueError(f"samples must be at least 2, got {self.samples}")
+        if self.threads < 0:
+            raise ValueError(f"threads must be at least 0, got {self.threads}")
+        NETWORKS[self.network]  # refuses a name that is not there
+        if self.training.schedule == "patience" and getattr(self.stream, "validation", 1) == 0:
+            raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
+
+    @property
+    def name(self) -> str:
+        """What the run's folder is called unless the user says otherwise."""
+        parts = [self.benchmark, self.method, self.preset, *([self.recipe] if self.recipe != "paper" else [])]
+        return "-".join([*parts, f"seed{self.seed}"])
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its name, as on the command line."""
+        values: dict[str, Any] = {}
+        for group in (self, self.stream, self.training, self.settings):
+            for entry in dataclasses.fields(group):  # type: ignore[arg-type]
+                if entry.name not in GROUPS:
+                    values[entry.name] = getattr(group, entry.name)
+        return values
+
+
+GROUPS = ("stream", "training", "settings")
+# What decides which other names there are.
+CHOICES = ("benchmark", "method", "preset", "recipe")
+
+
+def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any) -> Config:
+    """The config of a method on a benchmark: the paper's settings, changed by preset, recipe and overrides.
+
+    Raises:
+        ValueError: a name is unknown or a value out of range; the message has what would be accepted.
+    """
+    _choice("preset", preset, PRESETS)
+    _choice("recipe", recipe, RECIPES)
+    groups = {"stream": BENCHMARKS[benchmark].settings, "training": Training, "settings": METHODS[method].Settings}
+    values = dict.fromkeys(CHOICES) | {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
+    known = {name for group in (Config, *groups.values()) for name in _fields(group)} - set(CHOICES)
+    for name in overrides:
+        if name not in known:
+            raise ValueError(unknown(f"setting of {method} on {benchmark}", name, known))
+    # Benchmarks of other packages have no file in the paper's room.
+    given = {"network": BENCHMARKS[benchmark].network} | settings(benchmark, method, preset, recipe) | overrides
+    made = {group: _build(kind, given) for group, kind in groups.items()}
+    config: Config = _build(Config, given | values | made)
+    return config
+
+
+def from_file(path: Path, **overrides: Any) -> Config:
+    """The config of a YAML file of flat names; overrides win.
+
+    Raises:
+        ValueError: the file is no such mapping, lacks benchmark or method, or has an unknown name or value.
+    """
+    values = read_yaml(path) | overrides
+    missing = [name for name in ("benchmark", "method") if name not in values]
+    if missing:
+        raise ValueError(f"{path} does not say which {' and '.join(missing)}")
+    return configure(**values)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The flat names and values of a config file."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"{path} must have names and values, such as `benchmark: digits`")
+    return content
+
+
+def as_yaml(config: Config) -> str:
+    """A file from which `from_file` makes the same config."""
+    import yaml
+
+    text: str = yaml.safe_dump(config.flat(), sort_keys=False)
+    return text
+
+
+def is_whole(config: Config) -> bool:
+    """Whether a run learns all that the paper's does, so that its numbers can stand beside the paper's."""
+    ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
+    return all(ours.get(name) == whole.get(name) for name in ("tasks", "epochs", "samples"))
+
+
+def differences(one: Config, other: Config) -> Iterator[str]:
+    """What two configs differ in, as `name: this, not that`."""
+    theirs = other.flat()
+    for name, value in one.flat().items():
+        if theirs.get(name) != value:
+            yield f"{name}: {value}, not {theirs.get(name)}"
+    for name in theirs.keys() - one.flat().keys():
+        yield f"{name}: nothing, not {theirs[name]}"
+
+
+def _fields(kind: type[Any]) -> list[str]:
+    return [entry.name for entry in dataclasses.fields(kind) if entry.name not in GROUPS]
+
+
+def _choice(kind: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        raise ValueError(unknown(kind, name, known))
+
+
+def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """A dataclass from those of the values that it has fields for, each brought to the field's type."""
+    hints = get_type_hints(kind)
+    names = [entry.name for entry in dataclasses.fields(kind) if entry.name in values]
+    return kind(**{name: typed(name, values[name], hints[name]) for name in names})
+
+
+def typed(name: str, value: Any, wanted: Any) -> Any:
+    """A value of YAML as a type asks for it: 1 is a float too, and so is "1e-5", which YAML reads as a string.
+
+    Raises:
+        ValueError: it is of another type; the message names the setting.
+    """
+    origin, options = get_origin(wanted), get_args(wanted)
+    if wanted is object or (wanted is NoneType and value is None):
+        return value
+    if origin is Literal:
+        if value in options:
+            return value
+        raise ValueError(unknown(name, str(value), map(str, options)))
+    if origin in (Union, UnionType):
+        for option in options:
+            try:
+                return typed(name, value, option)
+            except ValueError:
+                continue
+    elif origin is dict and isinstance(value, Mapping):
+        return {str(key): typed(f"{name}.{key}", item, options[1]) for key, item in value.items()}
+    elif wanted is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif isinstance(wanted, type) and isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
+        return value
+    kind = getattr(wanted, "__name__", None) if origin is None else None
+    raise ValueError(f"{name} must be {kind or wanted}, got {value!r}")

@@ -1,0 +1,212 @@
+"""The folder of a run: config, versions, metrics, tables and the checkpoint, readable at any moment.
+
+`metrics.jsonl` is the truth: one event a line, only ever appended to. A checkpoint says how many lines it covers, so a
+run that is taken up again drops what was written after it. The tables are made from the metrics and hold nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sgp
+from sgp.projection import storage
+from sgp.runs.config import Config, as_yaml, differences, from_file
+
+CONFIG = "config.yaml"
+VERSIONS = "versions.json"
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.json"
+PARTS = "checkpoint"
+LOCK = ".lock"
+FORMAT = 1
+
+
+class RunError(RuntimeError):
+    """A run cannot start or go on; the message says why and what to do."""
+
+
+class RunFolder:
+    """What a run leaves behind.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lines = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def begin(cls, path: Path, config: Config, *, resume: bool) -> Iterator[RunFolder]:
+        """The folder of a new run, or with `resume` of one that was stopped; no other process may have it meanwhile.
+
+        Raises:
+            RunError: there is a run already, or one of another config, or another process is at it.
+        """
+        if (path / CONFIG).exists() and not resume:
+            raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {path}: {error.strerror}") from error
+        folder = cls(path)
+        with folder._alone():
+            known = folder.config() if (path / CONFIG).exists() else None
+            if config.threads == 0:
+                config = replace(config, threads=known.threads if known else torch.get_num_threads())
+            if known is None:
+                folder._write(CONFIG, as_yaml(config))
+            other = list(differences(config, known)) if known else []
+            if other:
+                raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
+            folder._note_versions()
+            yield folder
+
+    def config(self) -> Config:
+        """Of the run."""
+        if not (self.path / CONFIG).is_file():
+            raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
+        return from_file(self.path / CONFIG)
+
+    def _note_versions(self) -> None:
+        """Keep what the run was begun with, and add what it goes on with if that is something else."""
+        path = self.path / VERSIONS
+        seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if versions() not in seen:
+            self._write(VERSIONS, json.dumps([*seen, versions()], indent=2) + "\n")
+
+    def log(self, event: str, **values: Any) -> None:
+        """Append an event to the metrics."""
+        line = json.dumps({"event": event} | values)
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        self._lines += 1
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All events that are whole, in their order."""
+        return list(read_metrics(self.path / METRICS))
+
+    def save(self, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+        """Write a checkpoint; the one before stays valid until this one is on the disk.
+
+        Args:
+            progress: plain values.
+            parts: states with tensors. One that has not changed since the last checkpoint is not written again.
+        """
+        (self.path / PARTS).mkdir(exist_ok=True)
+        names = {}
+        for name, state in parts.items():
+            content = {"format": FORMAT, "state": dict(state)}
+            names[name] = f"{name}-{storage.digest(content)[:32]}.safetensors"
+            if not (self.path / PARTS / names[name]).exists():
+                storage.write(self.path / PARTS / names[name], content)
+        if (self.path / METRICS).exists():
+            with (self.path / METRICS).open("rb") as file:
+                os.fsync(file.fileno())
+        checkpoint = {"format": FORMAT, "lines": self._lines, "parts": names, "progress": dict(progress)}
+        storage.write_bytes(self.path / CHECKPOINT, json.dumps(checkpoint, indent=2).encode())
+        for path in (self.path / PARTS).iterdir():
+            if path.name not in names.values():
+                path.unlink(missing_ok=True)
+
+    def load(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]] | None:
+        """Progress and parts of the checkpoint, with the metrics cut back to what it covers; None without one.
+
+        Raises:
+            RunError: a file of the checkpoint is damaged.
+        """
+        checkpoint, content, lines = self.path / CHECKPOINT, None, 0
+        if checkpoint.exists():
+            try:
+                content = json.loads(checkpoint.read_text(encoding="utf-8"))
+                progress, lines = content["progress"], int(content["lines"])
+                parts = {name: self._part(file) for name, file in content["parts"].items()}
+            except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+                raise RunError(
+                    f"the checkpoint in {self.path} is damaged ({error}): begin again under another --name"
+                ) from error
+        self._cut(lines)
+        return (progress, parts) if content else None
+
+    def _part(self, name: str) -> dict[str, Any]:
+        state: dict[str, Any] = storage.read(self.path / PARTS / name, "checkpoint")["state"]
+        return state
+
+    def table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Write a CSV file, whole or not at all."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+        self._write(name, text.getvalue())
+
+    def _write(self, name: str, text: str) -> None:
+        storage.write_bytes(self.path / name, text.encode())
+
+    def _cut(self, lines: int) -> None:
+        """Drop events past a number, and a torn last line with them."""
+        self._lines = lines
+        path = self.path / METRICS
+        if not path.exists():
+            if lines:
+                raise RunError(
+                    f"{path} is gone, and the checkpoint with it of no use: begin again under another --name"
+                )
+            return
+        kept = path.read_bytes().split(b"\n")[:-1][:lines]
+        if len(kept) < lines:
+            raise RunError(
+                f"{path} has {len(kept)} lines and its checkpoint covers {lines}: it was cut from outside, so begin "
+                "again under another --name"
+            )
+        with path.open("rb+") as file:
+            file.truncate(sum(len(line) + 1 for line in kept))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes off; the lock ends with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: two processes in one folder are the user's own care
+            yield
+            return
+        with (self.path / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"another process is running {self.path}") from None
+            yield
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a metrics file; a torn last line is not one."""
+    if not path.exists():
+        return
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise RunError(f"{path} is damaged in line {number}") from error
+
+
+def versions() -> dict[str, str]:
+    """What the numbers of a run may depend on beside its config."""
+    found = {"sgp": sgp.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in ("torch", "numpy", "scikit-learn", "pillow", "safetensors"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    found["cpu capability"] = torch.backends.cpu.get_cpu_capability()
+    return found

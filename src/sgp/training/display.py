@@ -1,0 +1,105 @@
+"""What a person sees of a run while it goes on: a live line at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from sgp.runs.config import Config
+
+
+class Display:
+    """Tells of each epoch and each task.
+
+    Use it as a context, and give it to the learner as a watcher.
+
+    Args:
+        console: where to.
+        config: of the run.
+        names: of the tasks.
+    """
+
+    def __init__(self, console: Console, config: Config, names: list[str]) -> None:
+        self.console = console
+        self.names = names
+        self.epochs = config.training.epochs
+        self._task_begun = time.monotonic()
+        self._task_seconds: list[float] = []
+        self._bar: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: str, values: dict[str, Any]) -> None:
+        """An event of the run."""
+        if event == "epoch":
+            self._epoch(values)
+        elif event == "task":
+            self._task(values)
+
+    def _epoch(self, values: dict[str, Any]) -> None:
+        task, epoch = values["task"], values["epoch"]
+        left = self._left(task, epoch)
+        validation = values["validation_accuracy"]
+        state = (
+            f"loss {values['train_loss']:.3f}, "
+            + (f"validation {validation:.1f} %, " if validation is not None else "")
+            + f"lr {values['lr']:.2g}, {span(left)} left"
+        )
+        heading = f"task {task + 1}/{len(self.names)}"
+        if self._progress.disable:
+            self.console.print(f"{heading} epoch {epoch}/{self.epochs}: {state}", highlight=False, soft_wrap=True)
+            return
+        if self._bar is None:
+            self._bar = self._progress.add_task(heading, total=self.epochs, state="")
+        self._progress.update(self._bar, description=f"{heading}, epoch {epoch}", completed=epoch, state=state)
+
+    def _task(self, values: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._task_seconds.append(now - self._task_begun)
+        self._task_begun = now
+        row: list[float] = values["accuracies"]
+        heading = f"task {values['task'] + 1}/{len(self.names)}"
+        if self._bar is not None:
+            self._progress.remove_task(self._bar)
+            self._bar = None
+        self.console.print(
+            f"{heading} {values['name']}: {row[-1]:.1f} %; all so far {sum(row) / len(row):.1f} % "
+            f"({span(self._task_seconds[-1])})",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+    def _left(self, task: int, epoch: int) -> float:
+        """Seconds to the end: as long as the tasks before have taken, or this one if it were to use all its epochs."""
+        spent = time.monotonic() - self._task_begun
+        whole = spent / epoch * self.epochs
+        usual = sum(self._task_seconds) / len(self._task_seconds) if self._task_seconds else whole
+        remaining = len(self.names) - task - 1
+        return max(usual - spent, 0.0 if self._task_seconds else whole - spent) + remaining * usual
+
+
+def span(seconds: float) -> str:
+    """Some seconds for people to read."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,26 @@
+"""Real data sets, where there are any."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No test leaves decoded images in the user's cache or finds some there."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SGP_CACHE", str(folder))
+    yield folder
+    # Those of miniImageNet take a gigabyte.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of $SGP_DATA."""
+    if not os.environ.get("SGP_DATA"):
+        pytest.skip("set $SGP_DATA to a folder that holds the real data sets")
+    return Path(os.environ["SGP_DATA"])

@@ -1,0 +1,37 @@
+"""Where data sets are looked for."""
+
+from pathlib import Path
+
+import pytest
+
+from sgp.benchmarks import BENCHMARKS
+from sgp.benchmarks.datasets.images import MissingData, find
+
+
+def test_the_folder_given_comes_before_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, set_ = tmp_path / "given", tmp_path / "set"
+    given.mkdir()
+    set_.mkdir()
+    monkeypatch.setenv("SGP_DATA", str(set_))
+    assert find(given, "mnist") == given
+    assert find(None, "mnist") == set_
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if BENCHMARKS[name].datasets])
+def test_without_a_folder_both_ways_to_name_one_are_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGP_DATA", raising=False)
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(MissingData, match=rf"--data DIR or set \$SGP_DATA .*sgp data get {benchmark.datasets[0]}"):
+        benchmark.stream(benchmark.settings(), None, 0)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingData, match=r"no folder .*absent"):
+        find(tmp_path / "absent", "mnist")
+
+
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if BENCHMARKS[name].datasets])
+def test_an_empty_folder_says_what_is_missing(name: str, tmp_path: Path) -> None:
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(MissingData, match="there is no"):
+        benchmark.stream(benchmark.settings(), tmp_path, 0)

@@ -1,0 +1,92 @@
+"""Small data sets, in memory and written in the published formats."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgp.benchmarks.datasets import cifar, idx, miniimagenet
+from sgp.benchmarks.datasets.images import ImageSet
+
+SMALL_CIFAR = replace(cifar.CIFAR100, classes=3, train_each=4, test_each=2, digests=None)
+SMALL_CIFAR10 = replace(cifar.CIFAR10, classes=2, train_each=5, test_each=2)
+SMALL_MINI = miniimagenet.Format(classes=3, train_each=5, test_each=2, names=None)
+SMALL_MNIST = replace(idx.MNIST, train_each=tuple(range(3, 13)), test_each=(2,) * 10)
+WORDNET_IDS = ("n00000003", "n00000001", "n00000002")
+
+
+def random_pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng([seed, *shape]).integers(0, 256, shape, dtype=np.uint8)
+
+
+def image_set(classes: int, train_each: int, test_each: int, side: int = 32, channels: int = 3) -> ImageSet:
+    """Random images in random order."""
+    parts = []
+    for seed, each in enumerate((train_each, test_each)):
+        labels = np.random.default_rng(seed).permutation(np.arange(classes).repeat(each))
+        parts.append(torch.from_numpy(random_pixels(classes * each, channels, side, side, seed=seed)))
+        parts.append(torch.from_numpy(labels))
+    return ImageSet(*parts, classes=[f"class {label}" for label in range(classes)])
+
+
+def dump(path: Path, content: object, protocol: int = 2) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        pickle.dump(content, file, protocol=protocol)
+
+
+def write_cifar(directory: Path, form: cifar.Format, protocol: int = 2) -> ImageSet:
+    """A CIFAR in its own folder; what was written."""
+    names = [f"class {label}" for label in range(form.classes)]
+    images = image_set(form.classes, form.train_each, form.test_each)
+    dump(directory / form.folder / form.meta, {form.names: names}, protocol)
+    for files, pixels, labels in (
+        (form.train, images.train, images.train_labels),
+        (form.test, images.test, images.test_labels),
+    ):
+        for file, some, their in zip(files, pixels.chunk(len(files)), labels.chunk(len(files)), strict=True):
+            content = {"data": some.flatten(1).numpy(), form.labels: their.tolist(), "batch_label": "a part"}
+            dump(directory / form.folder / file, content, protocol)
+    return images
+
+
+def write_idx(path: Path, array: np.ndarray[Any, np.dtype[np.uint8]], *, packed: bool = False) -> None:
+    content = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape) + array.tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if packed:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+def write_mnist(folder: Path, form: idx.Format, *, packed: bool = False) -> None:
+    for part, each in (("train", form.train_each), ("t10k", form.test_each)):
+        labels = np.arange(10, dtype=np.uint8).repeat(each)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", labels, packed=packed)
+        write_idx(folder / f"{part}-images-idx3-ubyte", random_pixels(len(labels), 28, 28), packed=packed)
+
+
+def write_picture(path: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """pixels: [h, w, 3] or [h, w]; PNG whatever the name, so that they come back to the bit."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, format="PNG")
+
+
+def picture(name: str, number: int, side: int = 84) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The image of a class with a number."""
+    return random_pixels(side, side, 3, seed=int(name[1:]) * 1000 + number)
+
+
+def write_class_folders(root: Path, names: Sequence[str] = WORDNET_IDS, each: int = 7) -> None:
+    for name in names:
+        for number in range(each):
+            write_picture(root / name / f"{name}{number:08d}.jpg", picture(name, number))

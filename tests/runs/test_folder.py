@@ -1,0 +1,357 @@
+"""A run's folder: readable at any moment, and a checkpoint that is the old one or the new one, never half of each."""
+
+import errno
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
+
+from sgp.projection import storage
+from sgp.runs.config import Config, configure
+from sgp.runs.folder import RunError, RunFolder, read_metrics, versions
+
+CONFIG = configure("digits", "sgp", threads=1)
+
+
+@contextmanager
+def begun(path: Path, config: Config = CONFIG, *, resume: bool = False) -> Iterator[RunFolder]:
+    with RunFolder.begin(path, config, resume=resume) as folder:
+        yield folder
+
+
+def parts(value: float) -> dict[str, dict[str, Any]]:
+    return {"network": {"weight": torch.full((3, 2), value)}, "method": {"tasks": 1, "list": [torch.ones(2)]}}
+
+
+def learned(path: Path) -> RunFolder:
+    """A folder with a checkpoint over two lines, and a third line after it."""
+    with begun(path) as folder:
+        folder.log("epoch", loss=1.0)
+        folder.log("epoch", loss=0.5)
+        folder.save({"task": 1}, parts(1.0))
+        folder.log("epoch", loss=0.25)
+    return folder
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    learned(tmp_path)
+    found = RunFolder(tmp_path).load()
+    assert found is not None
+    progress, states = found
+    assert progress == {"task": 1}
+    assert torch.equal(states["network"]["weight"], torch.full((3, 2), 1.0))
+    assert states["method"]["tasks"] == 1
+    assert torch.equal(states["method"]["list"][0], torch.ones(2))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load_and_old_lines_go(tmp_path: Path) -> None:
+    with begun(tmp_path) as folder:
+        folder.log("epoch", loss=1.0)
+    assert RunFolder(tmp_path).load() is None
+    assert RunFolder(tmp_path).metrics() == []
+
+
+def test_lines_past_the_checkpoint_and_a_torn_one_are_dropped(tmp_path: Path) -> None:
+    learned(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "epo')
+    folder = RunFolder(tmp_path)
+    assert [event["loss"] for event in folder.metrics()] == [1.0, 0.5, 0.25]
+    folder.load()
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"event": "epoch", "loss": 1.0}\n{"event": "epoch", "loss": 0.5}\n'
+    )
+    folder.log("epoch", loss=0.1)
+    folder.save({"task": 2}, parts(2.0))
+    again = RunFolder(tmp_path)
+    assert again.load() is not None
+    assert [event["loss"] for event in again.metrics()] == [1.0, 0.5, 0.1]
+
+
+def test_a_torn_line_inside_what_a_checkpoint_covers_is_dropped_only_at_the_end(tmp_path: Path) -> None:
+    learned(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(lines[:40])
+    with pytest.raises(RunError, match=r"metrics\.jsonl has 1 lines and its checkpoint covers 2"):
+        RunFolder(tmp_path).load()
+
+
+def test_metrics_that_are_gone_are_named(tmp_path: Path) -> None:
+    learned(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match=r"metrics\.jsonl is gone"):
+        RunFolder(tmp_path).load()
+
+
+def test_a_damaged_line_of_the_metrics_is_named(tmp_path: Path) -> None:
+    learned(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], b"\x00\x00", *lines[2:]]))
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in line 2"):
+        list(read_metrics(tmp_path / "metrics.jsonl"))
+
+
+DAMAGES = {
+    "a part is gone": lambda path: next((path / "checkpoint").glob("network-*")).unlink(),
+    "a part is empty": lambda path: next((path / "checkpoint").glob("network-*")).write_bytes(b""),
+    "a part is cut": lambda path: _change(next((path / "checkpoint").glob("network-*")), lambda data: data[:-4]),
+    "a bit of a part is flipped": lambda path: _change(
+        next((path / "checkpoint").glob("network-*")), lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    ),
+    "it is no JSON": lambda path: (path / "checkpoint.json").write_text('{"format": 1, "li'),
+    "it is no text": lambda path: (path / "checkpoint.json").write_bytes(b"\xff\xfe"),
+    "it is empty": lambda path: (path / "checkpoint.json").write_text(""),
+    "it is a list": lambda path: (path / "checkpoint.json").write_text("[]"),
+    "it is null": lambda path: (path / "checkpoint.json").write_text("null"),
+    "lines are missing": lambda path: (path / "checkpoint.json").write_text('{"parts": {}, "progress": {}}'),
+    "parts are no mapping": lambda path: (path / "checkpoint.json").write_text(
+        '{"lines": 0, "parts": 3, "progress": {}}'
+    ),
+}
+
+
+def _change(path: Path, change: Any) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_told_and_nothing_is_thrown_away(damage: str, tmp_path: Path) -> None:
+    learned(tmp_path)
+    DAMAGES[damage](tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(RunError, match=r"the checkpoint in .* is damaged") as refused:
+        RunFolder(tmp_path).load()
+    assert str(tmp_path) in str(refused.value)
+    assert files(tmp_path) == before
+
+
+class Poison:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
+    run, proof = tmp_path / "run", tmp_path / "proof"
+    learned(run)
+    part = next((run / "checkpoint").glob("network-*"))
+    for poisoned in (pickle.dumps(Poison(proof)), None):
+        if poisoned is None:
+            torch.save({"format": 1, "state": Poison(proof)}, part)
+        else:
+            part.write_bytes(poisoned)
+        with pytest.raises(RunError, match="damaged"):
+            RunFolder(run).load()
+    (run / "config.yaml").write_text(f"benchmark: !!python/object/apply:pathlib.Path.touch [{proof}]\nmethod: sgp\n")
+    with pytest.raises(ValueError, match="is not YAML"):
+        RunFolder(run).config()
+    assert not proof.exists()
+
+
+def test_a_part_that_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    with begun(tmp_path) as folder:
+        folder.save({"task": 0}, parts(1.0))
+        first = {file.name: file.stat().st_ino for file in (tmp_path / "checkpoint").iterdir()}
+        folder.save({"task": 0}, parts(2.0))
+        second = {file.name: file.stat().st_ino for file in (tmp_path / "checkpoint").iterdir()}
+    assert len(first) == len(second) == 2
+    shared = first.keys() & second.keys()
+    assert [name.split("-")[0] for name in shared] == ["method"]
+    assert all(first[name] == second[name] for name in shared)
+
+
+class FullDisk:
+    """Lets some calls of a function through and fails at one, once, as a disk does that is full."""
+
+    def __init__(self, real: Any, at: int) -> None:
+        self.real, self.at, self.calls = real, at, 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.real(*arguments, **named)
+
+
+# Three files are written: two parts and the checkpoint. Each is opened, synced and renamed, and then its folder synced;
+# the metrics are synced as well.
+STAGES = [
+    *[("os.replace", at) for at in (1, 2, 3)],
+    *[("os.fsync", at) for at in (1, 2, 3, 4, 5, 6, 7)],
+    *[("pathlib.Path.open", at) for at in (1, 2, 3, 4)],
+]
+
+
+@pytest.mark.parametrize(("function", "at"), STAGES)
+def test_a_disk_that_is_full_at_any_stage_leaves_a_checkpoint_that_loads(
+    function: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(value: float) -> dict[str, dict[str, Any]]:
+        return {"network": {"weight": torch.full((3, 2), value)}, "method": {"tasks": value}}
+
+    with begun(tmp_path) as folder:
+        folder.log("epoch", loss=1.0)
+        folder.save({"task": 1}, other(1.0))
+        folder.log("epoch", loss=0.5)
+        owner, name = function.rsplit(".", 1)
+        target: Any = os if owner == "os" else Path
+        failing = FullDisk(getattr(target, name), at)
+        with monkeypatch.context() as patch:
+            # A method must be bound to the path that it is called on.
+            patch.setattr(target, name, failing if target is os else lambda self, *a, **k: failing(self, *a, **k))
+            with pytest.raises(OSError, match="No space left"):
+                folder.save({"task": 2}, other(2.0))
+        assert failing.calls == at
+
+        assert [file for file in tmp_path.rglob(".*") if file.name != ".lock"] == []
+        found = RunFolder(tmp_path).load()
+        assert found is not None
+        progress, states = found
+        # The last sync comes after the rename, and then the new checkpoint is there.
+        renamed = function == "os.fsync" and at == 7
+        assert progress == {"task": 2 if renamed else 1}
+        assert float(states["network"]["weight"][0, 0]) == states["method"]["tasks"] == (2.0 if renamed else 1.0)
+
+    # Once there is room again the run goes on, and what the failure left is cleaned up.
+    with begun(tmp_path, resume=True) as folder:
+        folder.load()
+        folder.save({"task": 3}, other(3.0))
+    assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+    found = RunFolder(tmp_path).load()
+    assert found is not None
+    assert found[0] == {"task": 3}
+
+
+def test_a_write_that_fails_halfway_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    storage.write_bytes(target, b"old")
+    resource = pytest.importorskip("resource")
+    script = (
+        "import resource, sys; from pathlib import Path; from sgp.projection import storage\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        f"storage.write_bytes(Path({str(target)!r}), bytes(5000))"
+    )
+    assert resource
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_bytes() == b"old"
+
+
+def test_a_digest_tells_states_apart_and_nothing_else() -> None:
+    state = {"a": torch.arange(6.0).view(2, 3), "b": [1, None, "x"], "c": {"d": torch.zeros(0)}}
+    copy = {"a": torch.arange(6.0).view(3, 2).t().contiguous().t().view(2, 3), "b": [1, None, "x"], "c": {"d": torch.zeros(0)}}
+    assert storage.digest(state) == storage.digest(copy)
+    image = torch.randn(2, 3, 4, 4)
+    laid_out = image.contiguous(memory_format=torch.channels_last)
+    assert storage.digest({"a": image}) == storage.digest({"a": laid_out})
+    for other in (
+        state | {"a": torch.arange(6.0).view(3, 2)},
+        state | {"a": torch.arange(6.0).double().view(2, 3)},
+        state | {"a": torch.arange(6.0).view(2, 3) + 1e-6},
+        state | {"b": [1, None, "y"]},
+        state | {"c": {}},
+    ):
+        assert storage.digest(other) != storage.digest(state)
+
+
+def test_a_run_is_not_begun_where_one_is(tmp_path: Path) -> None:
+    learned(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(RunError, match="is there already: go on with --resume"), begun(tmp_path):
+        pass
+    assert files(tmp_path) == before
+
+
+def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    learned(tmp_path)
+    before = files(tmp_path)
+    other = configure("digits", "sgp", threads=1, lr=0.2, alpha=3)
+    with pytest.raises(RunError, match="other settings") as refused, begun(tmp_path, other, resume=True):
+        pass
+    assert "lr: 0.2, not 0.1" in str(refused.value)
+    assert "alpha: 3.0, not 1.0" in str(refused.value)
+    assert files(tmp_path) == before
+
+
+def test_the_number_of_threads_is_settled_when_a_run_begins(tmp_path: Path) -> None:
+    usual = configure("digits", "sgp")
+    assert usual.threads == 0
+    with begun(tmp_path, usual) as folder:
+        assert folder.config().threads == torch.get_num_threads()
+    with begun(tmp_path, usual, resume=True) as folder:
+        assert folder.config().threads == torch.get_num_threads()
+    with (
+        pytest.raises(RunError, match="threads: 99"),
+        begun(tmp_path, configure("digits", "sgp", threads=99), resume=True),
+    ):
+        pass
+
+
+def test_another_process_cannot_have_the_folder_meanwhile(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from sgp.runs.config import configure; from sgp.runs.folder import RunFolder\n"
+        f"with RunFolder.begin(Path({str(tmp_path)!r}), configure('digits', 'sgp', threads=1), resume=True):\n"
+        "    print('in', flush=True); sys.stdin.readline()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(RunError, match="another process is running"), begun(tmp_path, resume=True):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    # A process that was killed holds nothing.
+    with begun(tmp_path, resume=True):
+        pass
+
+
+def test_versions_are_noted_once_and_again_when_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        with begun(tmp_path, resume=True):
+            pass
+    noted = json.loads((tmp_path / "versions.json").read_text())
+    assert noted == [versions()]
+    assert {"sgp", "python", "torch", "machine", "cpu capability"} <= noted[0].keys()
+    monkeypatch.setattr("sgp.__version__", "99")
+    with begun(tmp_path, resume=True):
+        pass
+    assert [entry["sgp"] for entry in json.loads((tmp_path / "versions.json").read_text())] == [noted[0]["sgp"], "99"]
+
+
+def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is not the folder of a run: there is no config\.yaml"):
+        RunFolder(tmp_path).config()
+
+
+def test_a_place_where_no_folder_can_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot make the folder"), begun(tmp_path / "file" / "run"):
+        pass
+
+
+def test_a_table_is_a_csv_with_what_needs_quotes_quoted(tmp_path: Path) -> None:
+    RunFolder(tmp_path).table("some.csv", ["name", "value"], [["a, b", 1.5], ['"c"', 2]])
+    assert (tmp_path / "some.csv").read_text() == 'name,value\n"a, b",1.5\n"""c""",2\n'

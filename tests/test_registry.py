@@ -1,0 +1,97 @@
+"""Things by name: ours, those that a script adds, and those that other packages bring."""
+
+import pytest
+
+import sgp.registry
+from sgp.registry import Registry, UnknownName
+
+
+class Entry:
+    """An entry point of another package, which notices when it is loaded."""
+
+    def __init__(self, name: str, thing: object) -> None:
+        self.name = name
+        self.thing = thing
+        self.loads = 0
+
+    def load(self) -> object:
+        self.loads += 1
+        return self.thing
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Entry]]:
+    """What other packages have registered by group; every group that is asked for gets a list."""
+    groups: dict[str, list[Entry]] = {}
+    monkeypatch.setattr(sgp.registry, "entry_points", lambda group: groups.setdefault(group, []))
+    return groups
+
+
+@pytest.fixture
+def fruit(asked: dict[str, list[Entry]]) -> Registry[object]:
+    registry: Registry[object] = Registry("fruit")
+    for name in ("apple", "pear", "orange"):
+        registry.add(name, name.upper())
+    return registry
+
+
+def test_a_name_gives_its_thing_and_names_keep_their_order(fruit: Registry[object]) -> None:
+    assert fruit["pear"] == "PEAR"
+    assert list(fruit) == ["apple", "pear", "orange"]
+    assert "pear" in fruit
+    assert "plum" not in fruit
+    assert 3 not in fruit
+
+
+def test_an_unknown_name_gets_the_nearest(fruit: Registry[object]) -> None:
+    with pytest.raises(UnknownName, match=r"^there is no fruit 'appel': did you mean apple\?$"):
+        fruit["appel"]
+
+
+def test_without_a_near_name_all_are_told(fruit: Registry[object]) -> None:
+    with pytest.raises(UnknownName, match=r"^there is no fruit 'zzz'; there are apple, orange, pear$"):
+        fruit["zzz"]
+
+
+def test_an_unknown_name_is_a_value_error() -> None:
+    assert issubclass(UnknownName, ValueError)
+
+
+def test_a_name_that_is_taken_is_refused(fruit: Registry[object]) -> None:
+    with pytest.raises(ValueError, match="the fruit 'apple' is there already"):
+        fruit.add("apple", "another")
+    assert fruit["apple"] == "APPLE"
+
+
+def test_the_same_thing_may_be_added_twice(fruit: Registry[object]) -> None:
+    thing = fruit["apple"]
+    fruit.add("apple", thing)
+    assert fruit["apple"] is thing
+
+
+def test_other_packages_are_asked_when_a_name_is_first_wanted(asked: dict[str, list[Entry]]) -> None:
+    entry = Entry("plum", "PLUM")
+    registry: Registry[object] = Registry("fruit")
+    asked["sgp.fruits"] = [entry]
+    registry.add("apple", "APPLE")
+    assert entry.loads == 0
+    assert registry["plum"] == "PLUM"
+    assert list(registry) == ["apple", "plum"]
+    assert registry["plum"] == "PLUM"
+    assert entry.loads == 1
+
+
+@pytest.mark.parametrize("ask", [list, lambda registry: "plum" in registry], ids=["iterating", "membership"])
+def test_every_way_to_look_sees_other_packages(ask: object, asked: dict[str, list[Entry]]) -> None:
+    asked["sgp.fruits"] = [Entry("plum", "PLUM")]
+    registry: Registry[object] = Registry("fruit")
+    assert ask(registry)  # type: ignore[operator]
+
+
+def test_another_package_cannot_replace_ours(asked: dict[str, list[Entry]]) -> None:
+    intruder = Entry("apple", "something else")
+    asked["sgp.fruits"] = [intruder]
+    registry: Registry[object] = Registry("fruit")
+    registry.add("apple", "APPLE")
+    assert registry["apple"] == "APPLE"
+    assert intruder.loads == 0
