@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-yaml = pytest.importorskip("yaml", reason="the paper's settings are YAML files; of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the paper's settings are YAML files; of the extra 'benchmarks'")
 
+import yaml
 from torch import nn
 
 import sgp.paper
@@ -56,7 +57,11 @@ def test_a_file_says_only_what_is_understood(folder: str, entry: Any) -> None:
     methods = [name] if folder == "methods" else [name.split(".")[1]] if folder == "rows" else OUR_METHODS
     assert set(benchmarks) <= set(BENCHMARKS)
     assert set(methods) <= set(METHODS)
-    for source in (content.get("settings", {}), *content.get("presets", {}).values(), *content.get("recipes", {}).values()):
+    for source in (
+        content.get("settings", {}),
+        *content.get("presets", {}).values(),
+        *content.get("recipes", {}).values(),
+    ):
         for benchmark, method in itertools.product(benchmarks, methods):
             known = configure(benchmark, method).flat()
             assert set(source) <= set(known), (benchmark, method)

@@ -59,7 +59,8 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "sgp/py.typed" in names
     assert {name.split("/")[0] for name in names} == {"sgp", f"sgp_torch-{sgp.__version__}.dist-info"}
     source = REPOSITORY / "src"
-    wanted = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    wanted = {str(path.relative_to(source)) for form in ("*.py", "*.yaml") for path in source.rglob(form)}
+    assert "sgp/paper/rows/split-cifar100.sgp.yaml" in wanted
     assert wanted <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -68,6 +69,7 @@ def test_the_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) ->
     place = call(installed / "python", "-c", "import sgp; print(sgp.__file__)", cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(installed.parent)
     assert call(installed / "sgp", "--version", cwd=tmp_path) == f"sgp {sgp.__version__}\n"
+    assert call(installed / "python", "-m", "sgp", "--version", cwd=tmp_path) == f"sgp {sgp.__version__}\n"
 
 
 def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
@@ -76,3 +78,15 @@ def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> No
     output = call(*(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path)
     assert all(method in output for method in ("finetuning", "GPM", "SGP"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_benchmark_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    for module in ("tyro", "sklearn", "yaml"):
+        pytest.importorskip(module)
+    output = call(installed / "sgp", "run", "digits", "--tasks", "2", "--epochs", "1", cwd=tmp_path)
+    assert "ACC " in output
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "digits-sgp-paper-seed0"
+    # The settings of the paper's room, which are data of the package.
+    assert "threshold: 0.985\n" in (run / "config.yaml").read_text(encoding="utf-8")
+    assert "ACC " in call(installed / "sgp", "show", run, cwd=tmp_path)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import sgp
-from sgp.cli import main
+from sgp.cli import COMMANDS, main
 
 
 def in_a_process_without(modules: list[str], arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -19,25 +19,32 @@ def in_a_process_without(modules: list[str], arguments: list[str]) -> subprocess
 
 
 def test_version_needs_nothing_but_the_core() -> None:
-    done = in_a_process_without(["tyro", "sklearn"], ["--version"])
+    done = in_a_process_without(["tyro", "sklearn", "yaml"], ["--version"])
     assert (done.returncode, done.stdout, done.stderr) == (0, f"sgp {sgp.__version__}\n", "")
 
 
 @pytest.mark.parametrize(
     ("modules", "named"),
-    [(["tyro"], ["tyro"]), (["sklearn"], ["scikit-learn"]), (["tyro", "sklearn"], ["tyro", "scikit-learn"])],
+    [
+        (["tyro"], ["tyro"]),
+        (["yaml"], ["PyYAML"]),
+        (["tyro", "sklearn", "yaml"], ["tyro", "scikit-learn", "PyYAML"]),
+    ],
     ids=str,
 )
 def test_a_missing_extra_is_told_in_one_line(modules: list[str], named: list[str]) -> None:
-    if "tyro" not in modules:
-        pytest.importorskip("tyro")
-    if "sklearn" not in modules:
-        pytest.importorskip("sklearn")
-    done = in_a_process_without(modules, ["demo"])
+    for module in {"tyro", "sklearn", "yaml"} - set(modules):
+        pytest.importorskip(module)
+    done = in_a_process_without(modules, ["run", "digits"])
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line == f'sgp needs {" and ".join(named)}: pip install "sgp-torch[benchmarks]"'
+
+
+def test_the_package_is_the_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "sgp", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sgp {sgp.__version__}\n", "")
 
 
 class TestWithBenchmarks:
@@ -45,8 +52,8 @@ class TestWithBenchmarks:
 
     @pytest.fixture(autouse=True)
     def _extra(self) -> None:
-        pytest.importorskip("tyro")
-        pytest.importorskip("sklearn")
+        for module in ("tyro", "sklearn", "yaml"):
+            pytest.importorskip(module)
 
     def test_demo_runs_with_the_settings_given(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["demo", "--seeds", "1", "--tasks", "2", "--epochs", "1", "--threshold", "0.9"]) == 0
@@ -54,12 +61,12 @@ class TestWithBenchmarks:
         assert "2 tasks" in output
         assert "threshold 0.9" in output
 
-    @pytest.mark.parametrize("arguments", [["--help"], []], ids=["help", "nothing"])
+    @pytest.mark.parametrize("arguments", [["--help"], ["-h"], []], ids=["help", "h", "nothing"])
     def test_help_names_the_subcommands(self, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 0
-        assert "demo" in capsys.readouterr().out
+        assert main(arguments) == 0
+        output = capsys.readouterr().out
+        for command in COMMANDS:
+            assert f"  sgp {command} " in output
 
     def test_help_of_demo_explains_each_option(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
@@ -71,12 +78,11 @@ class TestWithBenchmarks:
     @pytest.mark.parametrize(
         ("arguments", "clues"),
         [
-            (["dmeo"], ["dmeo", "demo"]),
             (["demo", "--seds", "3"], ["--seds", "--seeds"]),
             (["demo", "--seeds", "many"], ["--seeds", "many"]),
             (["demo", "--threshold", "2"], ["threshold", "(0, 1]", "2.0"]),
         ],
-        ids=["subcommand", "option", "type", "value"],
+        ids=["option", "type", "value"],
     )
     def test_a_mistake_gets_a_clear_error(
         self, arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str]
@@ -89,9 +95,13 @@ class TestWithBenchmarks:
         assert all(clue in message for clue in clues)
         assert "Traceback" not in message
 
+    def test_an_unknown_command_gets_the_nearest(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["dmeo"]) == 2
+        assert capsys.readouterr().err == "sgp: there is no command 'dmeo': did you mean demo?\n"
+
     def test_an_interrupt_ends_it_quietly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("sgp.demo.run", interrupted)
+        monkeypatch.setattr("sgp.cli.demo.run", interrupted)
         assert main(["demo"]) == 130

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD as Plain
 
 from sgp.methods import METHODS, Batch, Method
 from sgp.methods.finetune import Finetune
@@ -37,7 +36,7 @@ def batches(task: int) -> list[Batch]:
 
 def train(method: Method[Any], task: int) -> None:
     """A few steps as any loop would take them, then consolidation."""
-    optimizer = Plain(method.network.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
     for inputs, labels in batches(task) * 3:
         optimizer.zero_grad()
@@ -102,7 +101,7 @@ def test_inference_uses_the_network_alone(name: str) -> None:
 def test_finetuning_is_plain_sgd_and_keeps_nothing() -> None:
     method, plain = made("finetune"), Finetune(network(), NoSettings())
     train(method, 0)
-    optimizer = Plain(plain.network.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(plain.network.parameters(), lr=0.1)
     for inputs, labels in batches(0) * 3:
         optimizer.zero_grad()
         F.cross_entropy(plain.network(inputs, 0), labels).backward()

@@ -233,7 +233,9 @@ def test_a_benchmark_of_another_package_has_its_own_network_and_needs_no_file(mo
     def stream(settings: Settings, data: Path | None, seed: int) -> Stream:
         raise NotImplementedError
 
-    theirs = Benchmark("theirs", "Theirs.", Settings, stream, "lenet", (), False)
+    theirs = Benchmark(
+        name="theirs", description="Theirs.", settings=Settings, stream=stream, network="lenet", datasets=()
+    )
     monkeypatch.setitem(BENCHMARKS._known, "theirs", theirs)
     config = configure("theirs", "sgp", colour="blue")
     assert (config.network, config.stream) == ("lenet", Settings("blue"))

@@ -22,7 +22,6 @@ class Benchmark:
             run's seed.
         network: name of the network that the paper uses on it.
         datasets: names of the data sets that it reads; none if it brings its own.
-        shared_head: whether all tasks share one head, so that it must be protected like the other layers.
     """
 
     name: str
@@ -31,4 +30,3 @@ class Benchmark:
     stream: Callable[[Any, Path | None, int], Stream]
     network: str
     datasets: tuple[str, ...]
-    shared_head: bool

@@ -118,5 +118,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="mlp",
     datasets=(),
-    shared_head=True,
 )

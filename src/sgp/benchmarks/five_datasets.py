@@ -95,5 +95,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="resnet18",
     datasets=(cifar.CIFAR10.name, idx.MNIST.name, svhn.NAME, idx.FASHION.name, notmnist.NAME),
-    shared_head=False,
 )

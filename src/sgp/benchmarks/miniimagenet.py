@@ -78,5 +78,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="resnet18",
     datasets=(miniimagenet.NAME,),
-    shared_head=False,
 )

@@ -78,5 +78,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="mlp",
     datasets=(idx.MNIST.name,),
-    shared_head=True,
 )

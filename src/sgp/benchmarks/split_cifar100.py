@@ -67,5 +67,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="alexnet",
     datasets=(cifar.CIFAR100.name,),
-    shared_head=False,
 )

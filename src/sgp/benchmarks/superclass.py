@@ -113,5 +113,4 @@ BENCHMARK = Benchmark(
     stream=stream,
     network="lenet",
     datasets=(cifar.CIFAR100.name,),
-    shared_head=False,
 )

@@ -17,6 +17,9 @@ from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import Summary, summary_of
 from sgp.training.display import span
 
+# Of more layers than this the free shares are not listed one by one.
+MOST_LAYERS = 8
+
 
 def main(arguments: list[str]) -> int:
     """Print the accuracy matrix and metrics of runs; of several, also how they compare."""
@@ -88,10 +91,19 @@ def _lines(summary: Summary) -> list[str]:
     sizes = ", ".join(f"{use} {count / 2**20:.1f} MiB" for use, count in summary.bytes.items())
     lines = [metrics, f"time {span(whole)}: {phases}", f"memory: {sizes}; network capacity {summary.capacity:.0f} %"]
     if summary.free:
-        lines.append("free: " + ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in summary.free.items()))
+        lines.append(f"free: {_free(summary.free)}")
     if not summary.finished:
         lines.append("not finished: go on with `sgp run RUN --resume`")
     return lines
+
+
+def _free(layers: dict[str, float]) -> str:
+    """What is left of each layer, or of a network of many layers the fullest and the mean."""
+    if len(layers) <= MOST_LAYERS:
+        return ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in layers.items())
+    fullest = min(layers, key=lambda layer: layers[layer])
+    mean = sum(layers.values()) / len(layers)
+    return f"{100 * mean:.0f} % of {len(layers)} layers in the mean, least of {fullest} {100 * layers[fullest]:.0f} %"
 
 
 def _deviation(published: dict[str, float], name: str, form: str) -> str:

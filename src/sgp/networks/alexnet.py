@@ -53,8 +53,6 @@ class AlexNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the heads. x: [n, 3, 32, 32] -> [n, 2048]."""
-        # The layers keep this order of memory, in which they take an eighth to a fifth less time on the CPU.
-        x = x.contiguous(memory_format=torch.channels_last)
         x = self.light_pool(self.norm1(self.conv1(x)))
         x = self.light_pool(self.norm2(self.conv2(x)))
         x = self.heavy_pool(self.norm3(self.conv3(x)))

@@ -13,7 +13,7 @@ WORDS_PER_DRAW = 4
 class FastDropout(nn.Module):
     """`nn.Dropout` in distribution: each element is 0 with probability `p`, the others are divided by 1 - p.
 
-    `nn.Dropout` draws 64 bits for each element, one element at a time (on the CPU, unless it is Intel's), which can take
+    On CPUs other than Intel's `nn.Dropout` draws 64 bits for each element, one element at a time, which can take
     as long as a convolution. This one draws 16 bits and compares them in bulk, so `p` is rounded to a multiple of
     1/65536; what is kept is divided by one minus the rounded `p`, so that means stay what they are. The bits come
     from torch's CPU generator and follow `torch.manual_seed`, but the masks are others than those of `nn.Dropout`.

@@ -38,8 +38,6 @@ class LeNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the heads. x: [n, 3, 32, 32] -> [n, 500]."""
-        # The layers keep this order of memory, in which they take an eighth to a fifth less time on the CPU.
-        x = x.contiguous(memory_format=torch.channels_last)
         x = self.pool(self.norm(self.relu(self.conv1(x))))
         x = self.pool(self.norm(self.relu(self.conv2(x))))
         x = torch.flatten(x, start_dim=1)

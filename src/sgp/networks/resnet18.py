@@ -73,8 +73,6 @@ class ResNet18(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The input of the heads. x: [n, 3, 84, 84] -> [n, 1440], or [n, 3, 32, 32] -> [n, 640]."""
-        # The layers keep this order of memory, in which they take an eighth to a fifth less time on the CPU.
-        x = x.contiguous(memory_format=torch.channels_last)
         x = self.relu(self.norm1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.pool(x), start_dim=1)

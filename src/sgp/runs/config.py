@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,6 +179,26 @@ def as_yaml(config: Config) -> str:
 
     text: str = yaml.safe_dump(config.flat(), sort_keys=False)
     return text
+
+
+def as_command(config: Config) -> str:
+    """The shortest `sgp run` that gives the same config: it names what differs from the paper's room."""
+    usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
+    words = ["sgp", "run", config.benchmark, "--method", config.method]
+    for name in ("preset", "recipe"):
+        if getattr(config, name) != "paper":
+            words += [f"--{name}", getattr(config, name)]
+    for name, value in config.flat().items():
+        if value == usual[name]:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            words += [f"--{flag}", *(str(word) for pair in value.items() for word in pair)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)
 
 
 def is_whole(config: Config) -> bool:

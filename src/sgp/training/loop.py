@@ -191,7 +191,10 @@ class Learner:
         return replace(task, train=train, validation=validation, test=test)
 
     def _laid_out(self, examples: Examples) -> Examples:
-        examples = examples[: self.config.samples]
+        if self.config.samples is not None:
+            # Drawn, since the files of some data sets are in the order of their classes.
+            order = torch.randperm(len(examples), generator=generator_for(self.config.seed, "samples"))
+            examples = examples[order[: self.config.samples]]
         if not self.config.channels_last or examples.inputs.dim() != 4:
             return examples
         return replace(examples, inputs=examples.inputs.contiguous(memory_format=torch.channels_last))

@@ -43,9 +43,15 @@ def few_shot_pickles(root: Path, *, validation: str = "val", protocol: int = 2) 
         dump(root / f"mini-imagenet-cache-{part}.pkl", content, protocol)
 
 
+def few_shot_folders(root: Path) -> None:
+    for name, part in zip(WORDNET_IDS, ("train", "val", "test"), strict=True):
+        write_class_folders(root / part, [name])
+
+
 LAYOUTS = {
     "divided folders": divided_folders,
     "class folders": write_class_folders,
+    "few-shot folders": few_shot_folders,
     "lists": listed_images,
     "lists in splits": lambda root: listed_images(root, lists="splits"),
     "pickles": few_shot_pickles,
@@ -80,7 +86,10 @@ def test_every_layout_gives_the_same_images_in_the_same_order(tmp_path: Path, la
 def test_acls_pickle_is_divided_as_its_script_does_it(tmp_path: Path, as_list: bool) -> None:
     numbers = np.random.default_rng(0).permutation(np.arange(3).repeat(7))
     pixels = np.stack([picture("n1", row) for row in range(21)])
-    dump(tmp_path / "data.pkl", {"images": list(pixels) if as_list else pixels, "labels": numbers.tolist()})
+    dump(
+        tmp_path / "miniimagenet" / "data.pkl",
+        {"images": list(pixels) if as_list else pixels, "labels": numbers.tolist()},
+    )
     images = miniimagenet.read(tmp_path, SMALL_MINI)
     generator = np.random.RandomState(1234)
     for label in range(3):
@@ -177,6 +186,6 @@ def test_an_image_that_a_list_names_and_that_is_not_there_is_named(tmp_path: Pat
     ids=["few-shot", "rows", "size", "ragged", "empty"],
 )
 def test_a_pickle_of_something_else_is_named(tmp_path: Path, file: str, content: dict[str, object]) -> None:
-    dump(tmp_path / file, content)
+    dump(tmp_path / "miniimagenet" / file, content)
     with pytest.raises(DamagedData, match=file):
         miniimagenet.read(tmp_path, SMALL_MINI)

@@ -80,7 +80,7 @@ REMOTES = {
     ),
 }
 BY_HAND = {
-    miniimagenet.NAME: f"miniImageNet may not be handed on, so it cannot be fetched: lay it out as {miniimagenet.LAYOUTS}",
+    miniimagenet.NAME: f"miniImageNet may not be handed on, nor fetched: lay it out as {miniimagenet.LAYOUTS}",
     notmnist.NAME: f"notMNIST has no home with a checksum to fetch it from: lay it out as {notmnist.LAYOUTS}",
 }
 

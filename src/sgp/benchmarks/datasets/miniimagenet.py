@@ -36,9 +36,10 @@ SPLIT_SEED = 1234
 # Training and test files of each class, sorted by name.
 Files = tuple[dict[str, list[Path]], dict[str, list[Path]]]
 LAYOUTS = (
-    "miniimagenet/{train,test}/WNID/*.jpg (500 and 100 images a class), miniimagenet/WNID/*.jpg (600 a class), "
-    "miniimagenet/images/*.jpg with the lists train.csv, val.csv and test.csv of Ravi and Larochelle, "
-    "miniimagenet/mini-imagenet-cache-{train,val,test}.pkl, or ACL's miniimagenet/data.pkl"
+    "miniimagenet/{train,test}/WNID/*.jpg (500 and 100 images a class), miniimagenet/WNID/*.jpg or "
+    "miniimagenet/{train,val,test}/WNID/*.jpg (600 a class), miniimagenet/images/*.jpg with the lists train.csv, "
+    "val.csv and test.csv of Ravi and Larochelle, miniimagenet/mini-imagenet-cache-{train,val,test}.pkl, or ACL's "
+    "miniimagenet/data.pkl"
 )
 
 
@@ -86,14 +87,16 @@ def _source(directory: Path, form: Format) -> Source:
         caches = [path for part in CACHES if (path := root / f"mini-imagenet-cache-{part}.pkl").is_file()]
         if caches:
             return Source(root, caches, partial(_of_caches, root, caches, form))
-        if (root / "data.pkl").is_file():
+        # Only in a folder of its own: anything may be called that.
+        if name and (root / "data.pkl").is_file():
             return Source(root, [root / "data.pkl"], partial(_of_acl, root / "data.pkl", form))
     raise MissingData(f"there is no miniImageNet in {str(directory)!r}: lay it out as {LAYOUTS}")
 
 
 def _divided_folders(root: Path) -> Files | None:
     """train/WNID/*.jpg and test/WNID/*.jpg."""
-    if not _wordnet_folders(root / "train"):
+    # With a part for validation, the parts differ in their classes: few-shot learning has it so.
+    if not _wordnet_folders(root / "train") or _wordnet_folders(root / "val"):
         return None
     if not _wordnet_folders(root / "test"):
         raise DamagedData(f"there is a folder {str(root / 'train')!r}, but none beside it with test images")
@@ -104,8 +107,8 @@ def _divided_folders(root: Path) -> Files | None:
 
 
 def _class_folders(root: Path, form: Format) -> Files | None:
-    """WNID/*.jpg."""
-    folders = _wordnet_folders(root)
+    """WNID/*.jpg, the classes in one folder or in three."""
+    folders = [folder for part in ("", "train", "val", "test") for folder in _wordnet_folders(root / part)]
     return _divided({folder.name: listed(folder) for folder in folders}, root, form) if folders else None
 
 

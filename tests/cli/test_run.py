@@ -1,0 +1,339 @@
+"""``sgp run``: mistakes are answered before anything is loaded or made, and what is asked for is what is run."""
+
+import itertools
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
+pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
+
+from training.small import NOISE, events, trace
+
+from sgp.benchmarks import BENCHMARKS
+from sgp.cli import main
+from sgp.cli.run import Place, parse
+from sgp.methods import METHODS
+from sgp.paper import PRESETS, RECIPES
+from sgp.runs.config import as_command, configure
+from sgp.runs.folder import RunFolder
+
+SMALL = ["--kind", "split", "--tasks", "2", "--epochs", "1", "--threads", "1"]
+NAME = Path("runs") / "digits-sgp-paper-seed0"
+
+
+def status(arguments: list[str]) -> int:
+    """Of the command, however it ends."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.fixture
+def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading any data is a failure."""
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("data were loaded")
+
+    for name in list(BENCHMARKS):
+        monkeypatch.setitem(BENCHMARKS._known, name, replace(BENCHMARKS[name], stream=refuse))
+
+
+MISTAKES: list[tuple[list[str], list[str]]] = [
+    (["digts"], ["no benchmark 'digts'", "did you mean digits?"]),
+    (["zzzzz"], ["no benchmark 'zzzzz'", "split-cifar100", "digits"]),
+    (["digits", "--method", "sgpp"], ["no method 'sgpp'", "sgp"]),
+    (["digits", "--method=gmp"], ["no method 'gmp'", "gpm"]),
+    (["digits", "--preset", "refrence"], ["no preset 'refrence'", "reference"]),
+    (["digits", "--recipe", "quick"], ["no recipe 'quick'", "fast"]),
+    (["digits", "--network", "alexnt"], ["no network 'alexnt'", "alexnet"]),
+    (["digits", "--method"], ["--method needs a value"]),
+    (["digits", "--method", "--seed", "1"], ["--method needs a value"]),
+    (["digits", "--import", "nothing.py"], ["there is no file 'nothing.py'"]),
+    (["digits", "--lrr", "1"], ["--lrr", "--lr"]),
+    (["digits", "--metod", "gpm"], ["--metod", "--method"]),
+    (["digits", "--seed", "one"], ["--seed", "one"]),
+    (["digits", "--seed", "-1"], ["seed must be at least 0", "-1"]),
+    (["digits", "--lr", "-1"], ["lr must be above 0", "-1"]),
+    (["digits", "--lr", "nan"], ["lr must be above 0", "nan"]),
+    (["digits", "--epochs", "0"], ["epochs must be at least 1", "0"]),
+    (["digits", "--tasks", "0"], ["tasks must be", "at least 1", "0"]),
+    (["digits", "--samples", "1"], ["samples must be at least 2", "1"]),
+    (["digits", "--threshold", "2"], ["threshold must be in (0, 1]", "2.0"]),
+    (["digits", "--alpha", "-1"], ["alpha must be at least 0", "-1.0"]),
+    (["digits", "--kind", "splt"], ["--kind", "splt", "split"]),
+    (["digits", "--method", "gpm", "--alpha", "1"], ["--alpha"]),
+    (["digits", "--schedule", "patience", "--validation", "0"], ["patience needs validation examples"]),
+    (["split-cifar100", "--tasks", "11"], ["tasks must be a whole number from 1 to 10", "11"]),
+    (["missing.yaml"], ["there is no file 'missing.yaml'"]),
+    (["folder"], ["there is no file 'folder/config.yaml'"]),
+    (["broken.yaml"], ["broken.yaml is not YAML"]),
+    (["list.yaml"], ["list.yaml must have names and values"]),
+    (["partial.yaml"], ["partial.yaml does not say which method"]),
+    (["wrong.yaml"], ["there is no setting of sgp on digits 'lrate'"]),
+    (["range.yaml"], ["lr must be above 0 and finite, got -3.0"]),
+    (["type.yaml"], ["epochs must be int, got 'many'"]),
+]
+
+
+@pytest.mark.usefixtures("no_data")
+@pytest.mark.parametrize(("arguments", "clues"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
+def test_a_mistake_is_answered_at_once(
+    arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    both = "benchmark: digits\nmethod: sgp\n"
+    contents = {
+        "broken": "a: [",
+        "list": "- a",
+        "partial": "benchmark: digits",
+        "wrong": f"{both}lrate: 1",
+        "range": f"{both}lr: -3",
+        "type": f"{both}epochs: many",
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.yaml").write_text(content, encoding="utf-8")
+    before = sorted(tmp_path.rglob("*"))
+    assert status(["run", *arguments]) == 2
+    captured = capsys.readouterr()
+    message = " ".join((captured.out + captured.err).replace("│", " ").split())
+    assert [clue for clue in clues if clue not in message] == []
+    assert "Traceback" not in message
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "clue"),
+    [
+        (["split-cifar100"], 1, "where is cifar100? Say --data DIR or set $SGP_DATA"),
+        (["split-cifar100", "--data", "nowhere"], 1, "there is no folder 'nowhere'"),
+        (["digits", "--network", "lenet"], 2, "LeNet takes inputs of shape"),
+        (["digits", "--threshold", "conv1", "0.5", "*", "0.9"], 2, "threshold: the pattern 'conv1' matches no module"),
+        (["digits", "--memory-samples", "conv1", "5", "*", "9"], 2, "memory_samples: the pattern 'conv1' matches no"),
+    ],
+    ids=str,
+)
+def test_missing_data_and_settings_that_do_not_fit_them_are_told_before_a_folder_is_made(
+    arguments: list[str], code: int, clue: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert status(["run", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith("sgp run: ")
+    assert clue in captured.err
+    assert "Traceback" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
+def test_help_tells_what_can_be_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == 0
+    output = capsys.readouterr().out
+    for word in ("BENCHMARK", "FILE.yaml", "RUN", "--method", "--preset", "--recipe", "--import", "--resume"):
+        assert word in output
+
+
+def test_help_of_a_benchmark_tells_the_values_of_the_method_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", "split-cifar100", "--method", "sgp", "--help"]) == 0
+    output = capsys.readouterr().out
+    for word in ("--alpha", "10.0", "--threshold-step", "0.003", "--resume", "--data", "--epochs", "200"):
+        assert word in output
+
+
+def test_a_run_is_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "\x1b" not in captured.out
+    assert "\r" not in captured.out
+    lines = captured.out.splitlines()
+    assert lines[0] == f"{NAME}: sgp on digits, 2 tasks"
+    assert lines[1].startswith("task 1/2 epoch 1/1: loss ")
+    assert lines[2].startswith("task 1/2 digits 0 and 1: ")
+    assert max(len(line) for line in lines[: lines.index("")] if not line.startswith("memory: ")) <= 80
+    whole = RunFolder(tmp_path / NAME)
+    assert whole.config() == configure("digits", "sgp", kind="split", tasks=2, epochs=1, threads=1)
+    # Events for TensorBoard are there where that is installed.
+    assert {file.name for file in (tmp_path / NAME).iterdir()} - {"tensorboard"} == {
+        *("config.yaml", "versions.json", "metrics.jsonl", "checkpoint.json", "checkpoint", ".lock"),
+        *("accuracy.csv", "capacity.csv", "memory.csv", "timing.csv"),
+    }
+
+
+def test_a_folder_that_is_there_is_not_touched_without_resume(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    before = trace(tmp_path / NAME)
+    assert main(["run", "digits", *SMALL]) == 1
+    assert "is there already: go on with --resume, or begin another with --name or --out" in capsys.readouterr().err
+    assert main(["run", str(NAME)]) == 1
+    assert trace(tmp_path / NAME) == before
+    assert main(["run", "digits", *SMALL, "--resume"]) == 0
+    assert main(["run", str(NAME), "--resume"]) == 0
+    assert trace(tmp_path / NAME) == before
+    capsys.readouterr()
+    assert main(["run", str(NAME), "--resume", "--lr", "0.2"]) == 1
+    assert "other settings (lr: 0.2, not 0.1)" in capsys.readouterr().err
+    assert trace(tmp_path / NAME) == before
+
+
+def test_a_run_is_gone_on_with_from_inside_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    before = trace(tmp_path / NAME)
+    monkeypatch.chdir(tmp_path / NAME)
+    assert main(["run", ".", "--resume"]) == 0
+    assert trace(tmp_path / NAME) == before
+    assert not (tmp_path / NAME / "digits-sgp-paper-seed0").exists()
+
+
+def test_a_file_is_run_and_the_command_line_wins(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "benchmark: digits\nmethod: sgp\nkind: split\ntasks: 2\nepochs: 3\nlr: 5e-2\nseed: 2\nthreads: 1\n"
+    )
+    assert (
+        main(["run", "mine.yaml", "--seed", "3", "--epochs", "1", "--method=gpm", "--out", "there", "--name", "x"]) == 0
+    )
+    config = RunFolder(tmp_path / "there" / "x").config()
+    assert config == configure("digits", "gpm", kind="split", tasks=2, epochs=1, lr=0.05, seed=3, threads=1)
+
+
+def test_a_folder_that_is_called_like_a_benchmark_does_not_hide_it(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    _, config, _ = parse(["digits", "--seed", "4"])
+    assert config == configure("digits", "sgp", seed=4)
+
+
+def test_arguments_become_place_and_config() -> None:
+    place, config, scripts = parse(
+        [
+            "digits",
+            "--method=gpm",
+            "--preset=reference",
+            "--recipe",
+            "fast",
+            "--lr_min",
+            "1e-4",
+            "--data",
+            "a",
+            "--resume",
+        ]
+    )
+    assert place == Place(data=Path("a"), resume=True)
+    assert config == configure("digits", "gpm", "reference", "fast", lr_min=1e-4)
+    assert scripts == []
+    _, config, _ = parse(["permuted-mnist", "--threshold", "hidden.0", "0.5", "*", "0.75", "--memory-samples", "7"])
+    assert config.flat()["threshold"] == {"hidden.0": 0.5, "*": 0.75}
+    assert config.flat()["memory_samples"] == 7
+    assert parse(["digits", "--alpha", "inf"])[1] == configure("digits", "sgp", alpha=float("inf"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_shortest_command_of_a_config_gives_it_again(preset: str) -> None:
+    for benchmark, method, recipe in itertools.product(BENCHMARKS, METHODS, RECIPES):
+        for changes in ({}, {"seed": 3, "samples": 50, "channels_last": False, "lr": 1e-5, "network_bias": True}):
+            config = configure(benchmark, method, preset, recipe, **changes)
+            program, command, *arguments = shlex.split(as_command(config))
+            assert (program, command) == ("sgp", "run")
+            assert parse(arguments)[1] == config
+    config = configure("permuted-mnist", "gpm", preset, threshold={"hidden.*": 0.5, "*": 0.25}, memory_samples={"*": 9})
+    assert parse(shlex.split(as_command(config))[2:])[1] == config
+    assert as_command(configure("digits", "sgp")) == "sgp run digits --method sgp"
+
+
+METHOD = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sgp.methods import METHODS
+from sgp.methods.finetune import Finetune
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of mine."""
+
+    strength: float = 2.0
+    """How strong."""
+    side: Literal["left", "right"] = "left"
+    """Which side."""
+
+
+class Mine(Finetune):
+    name = "mine"
+    description = "a method of my own"
+    Settings = Settings
+
+    def bytes(self) -> dict[str, int]:
+        return {"strength": int(self.settings.strength)}
+
+
+METHODS.add("mine", Mine)
+'''
+
+
+@pytest.fixture
+def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that registers a method, which is gone again after the test."""
+    monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
+    monkeypatch.setattr(BENCHMARKS, "_known", dict(BENCHMARKS._known))
+    path = tmp_path / "my_method.py"
+    path.write_text(METHOD, encoding="utf-8")
+    return path
+
+
+def test_a_method_of_ones_own_is_run(my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--import", str(my_method), "--method", "mine", "--strength", "7", "--side", "right"]
+    assert main(["run", "digits", *SMALL, *arguments]) == 0
+    path = tmp_path / "runs" / "digits-mine-paper-seed0"
+    assert events(path)[1]["bytes"]["strength"] == 7
+    assert "strength: 7.0" in (path / "config.yaml").read_text()
+    capsys.readouterr()
+    assert main(["run", "digits", "--import", str(my_method)]) == 2
+    assert "the method 'mine' is there already" in capsys.readouterr().err
+
+
+def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(
+    my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "my data").mkdir()
+    arguments = [*SMALL, "--method", "mine", "--import", str(my_method), "--data", "my data", "--name", "[b]"]
+    with monkeypatch.context() as patch:
+        patch.setattr("sgp.training.loop.Learner.run", interrupted)
+        assert main(["run", "digits", *arguments]) == 130
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"Stopped; go on with: sgp run 'runs/[b]' --resume --data 'my data' --import {my_method}"
+    METHODS._known.pop("mine")
+    assert main(shlex.split(last.partition("sgp ")[2])) == 0
+    assert events(tmp_path / "runs" / "[b]")[-1]["event"] == "end"
+
+
+def test_a_benchmark_of_ones_own_is_run_with_its_network(my_method: Path, tmp_path: Path) -> None:
+    (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
+    assert (
+        main(["run", "noise", "--import", "noise.py", "--epochs", "1", "--threads", "1", "--method", "finetune"]) == 0
+    )
+    path = tmp_path / "runs" / "noise-finetune-paper-seed0"
+    assert "network: lenet" in (path / "config.yaml").read_text()
+
+
+def test_a_loss_that_is_no_number_is_told_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "digits", *SMALL, "--lr", "1e30"]) == 1
+    assert "is no number after epoch 1: try a lower --lr" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    (tmp_path / NAME / "checkpoint.json").write_text("{")
+    assert main(["run", str(NAME), "--resume"]) == 1
+    assert "is damaged" in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""The page of results says what the committed runs say."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bench import results
+from sgp.cli.run import parse
+from sgp.runs.config import as_command
+from sgp.runs.folder import RunFolder
+
+FOLDERS = sorted((results.RESULTS / "runs").glob("*"))
+
+
+def test_the_page_is_made_from_the_runs() -> None:
+    text = results.PAGE.read_text(encoding="utf-8")
+    assert results.page(text) == text, "run python -m bench.results"
+    assert FOLDERS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_command_of_a_run_gives_its_config(folder: Path) -> None:
+    config = RunFolder(folder).config()
+    command, subcommand, *arguments = shlex.split(as_command(config))
+    assert (command, subcommand) == ("sgp", "run")
+    assert parse(arguments)[1] == config

@@ -1,0 +1,108 @@
+"""The mean of weights over steps, and that it obeys the projection."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sgp import GradientMemory
+from sgp.networks import MLP
+from sgp.training.average import WeightAverage
+
+
+def test_the_mean_is_the_closed_form() -> None:
+    model = nn.Linear(3, 2)
+    average = WeightAverage(model, 0.9)
+    passed = [model.weight.detach().clone()]
+    torch.manual_seed(0)
+    for _ in range(20):
+        with torch.no_grad():
+            model.weight.add_(torch.randn(2, 3))
+        passed.append(model.weight.detach().clone())
+        average.update()
+    shares = [0.9**20, *(0.1 * 0.9 ** (20 - step) for step in range(1, 21))]
+    assert sum(shares) == pytest.approx(1)
+    expected = sum(share * weight.double() for share, weight in zip(shares, passed, strict=True))
+    torch.testing.assert_close(average.state_dict()["weight"].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_is_applied_for_a_while_and_training_goes_on_from_its_own_weights() -> None:
+    model = nn.Linear(3, 2)
+    average = WeightAverage(model, 0.5)
+    start = model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    average.update()
+    own = model.weight.detach().clone()
+    with average.applied():
+        torch.testing.assert_close(model.weight.detach(), start + 0.5)
+    assert torch.equal(model.weight, own)
+    with pytest.raises(RuntimeError, match="inside"), average.applied():
+        raise RuntimeError("inside")
+    assert torch.equal(model.weight, own)
+    average.keep()
+    torch.testing.assert_close(model.weight.detach(), start + 0.5)
+
+
+def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
+    model = nn.BatchNorm1d(2)
+    average = WeightAverage(model, 0.5)
+    model(torch.full((4, 2), 10.0))
+    average.update()
+    average.keep()
+    torch.testing.assert_close(model.running_mean, torch.full((2,), 0.5))  # half of a tenth of 10
+    assert int(model.num_batches_tracked) == 1  # type: ignore[arg-type]
+
+
+def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    average = WeightAverage(model, 0.9)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    average.update()
+    again = WeightAverage(model, 0.9)
+    again.load_state_dict({name: tensor.contiguous() for name, tensor in average.state_dict().items()})
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    average.update()
+    again.update()
+    for name, tensor in average.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+        assert tensor.stride() == again.state_dict()[name].stride()
+
+
+def test_the_averaged_change_obeys_the_projection() -> None:
+    torch.manual_seed(0)
+    model = MLP((20, 30, 30), (4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    memory = GradientMemory(model, threshold=0.9, alpha=float("inf"), exclude=["heads.*"])
+    memory.attach(optimizer)
+    old = torch.randn(50, 5) @ torch.randn(5, 20)
+    new = torch.randn(64, 20)
+    labels = torch.randint(4, (64,))
+    memory.update([old])
+    before = {
+        name: layer.weight.detach().clone() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
+    biases = {
+        name: layer.bias.detach().clone() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
+    }
+    average = WeightAverage(model, 0.9)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(new, 1), labels).backward()
+        optimizer.step()
+        average.update()
+    last = model.hidden[0].weight.detach().clone()
+    average.keep()
+    assert not torch.equal(last, model.hidden[0].weight)
+    for name in ("hidden.0", "hidden.1"):
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        change = torch.cat([layer.weight - before[name], (layer.bias - biases[name]).unsqueeze(1)], dim=1).detach()
+        basis = memory.subspaces[name].basis[0]
+        assert float(change.norm()) > 0.01
+        assert float((change @ basis).norm()) < 1e-5 * float(change.norm())
+    check = memory.check(old)
+    assert max(layer.leak for layer in check.layers) < 1e-5

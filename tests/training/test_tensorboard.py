@@ -1,0 +1,58 @@
+"""Events for TensorBoard are written where it is installed, and nothing is asked for where it is not."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+
+from sgp.training import tensorboard
+
+
+class Writer:
+    """Stands in for TensorBoard's."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.scalars: dict[tuple[str, int], float] = {}
+        self.flushed = 0
+        written.append(self)
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        assert isinstance(value, float)
+        self.scalars[name, step] = value
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+written: list[Writer] = []
+
+
+def test_without_it_nothing_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    assert tensorboard.tensorboard_watcher(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    (watch,) = tensorboard.tensorboard_watcher(tmp_path)
+    (writer,) = written
+    losses = {"train_loss": 0.5, "validation_loss": None, "validation_accuracy": None, "lr": 0.1}
+    watch("epoch", {"task": 0, "epoch": 2} | losses)
+    watch("task", {"task": 1, "accuracies": [80.0, 60.0]})
+    assert writer.folder == str(tmp_path / "tensorboard")
+    assert writer.scalars == {
+        ("task 1/train_loss", 2): 0.5,
+        ("task 1/lr", 2): 0.1,
+        ("mean test accuracy", 2): 70.0,
+        ("test accuracy/task 1", 2): 80.0,
+        ("test accuracy/task 2", 2): 60.0,
+    }
+    assert writer.flushed == 2
