@@ -1,5 +1,7 @@
 """Things by name: ours, those that a script adds, and those that other packages bring."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 
 import sgp.registry
@@ -95,3 +97,14 @@ def test_another_package_cannot_replace_ours(asked: dict[str, list[Entry]]) -> N
     registry.add("apple", "APPLE")
     assert registry["apple"] == "APPLE"
     assert intruder.loads == 0
+
+
+def test_a_package_that_cannot_be_loaded_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoint("broken", "no_such_package:thing", "sgp.toys")
+    monkeypatch.setattr(sgp.registry, "entry_points", lambda group: [broken] if group == "sgp.toys" else [])
+    toys: Registry[int] = Registry("toy")
+    toys.add("ball", 1)
+    assert list(toys) == ["ball", "broken"]
+    assert toys["ball"] == 1
+    with pytest.raises(ValueError, match=r"'broken' \(no_such_package:thing\) cannot be loaded"):
+        toys["broken"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,8 +18,8 @@ class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it s
 class Registry(Generic[T]):
     """Things by name.
 
-    Other packages add theirs by an entry point in the group `sgp.<kind>s`, which is loaded when a name is first asked
-    for; a script that was imported adds its own by :meth:`add`.
+    Other packages add theirs by an entry point in the group `sgp.<kind>s`, which is loaded when its name is asked for;
+    a script that was imported adds its own by :meth:`add`.
 
     Args:
         kind: what one of them is called: "method", "network", "benchmark".
@@ -27,7 +28,6 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._known: dict[str, T] = {}
-        self._asked_others = False
 
     def add(self, name: str, thing: T) -> None:
         """Register a thing. A name that is taken is refused, since a run's config must mean one thing."""
@@ -36,26 +36,26 @@ class Registry(Generic[T]):
         self._known[name] = thing
 
     def __getitem__(self, name: str) -> T:
-        self._ask_others()
         if name not in self._known:
-            raise UnknownName(unknown(self.kind, name, self._known))
+            if name not in self._others:
+                raise UnknownName(unknown(self.kind, name, self))
+            entry = self._others[name]
+            try:
+                self._known[name] = entry.load()
+            except Exception as error:
+                raise ValueError(f"the {self.kind} {name!r} ({entry.value}) cannot be loaded: {error!r}") from error
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._ask_others()
-        return iter(self._known)
+        yield from self._known
+        yield from (name for name in self._others if name not in self._known)
 
     def __contains__(self, name: object) -> bool:
-        self._ask_others()
-        return name in self._known
+        return name in self._known or name in self._others
 
-    def _ask_others(self) -> None:
-        if self._asked_others:
-            return
-        self._asked_others = True
-        for entry in entry_points(group=f"sgp.{self.kind}s"):
-            if entry.name not in self._known:
-                self._known[entry.name] = entry.load()
+    @cached_property
+    def _others(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=f"sgp.{self.kind}s")}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from sgp.cli import main
 from sgp.cli.run import Place, parse
 from sgp.methods import METHODS
 from sgp.paper import PRESETS, RECIPES
-from sgp.runs.config import as_command, configure
+from sgp.runs.config import as_command, as_yaml, configure
 from sgp.runs.folder import RunFolder
 
 SMALL = ["--kind", "split", "--tasks", "2", "--epochs", "1", "--threads", "1"]
@@ -337,3 +337,12 @@ def test_a_damaged_checkpoint_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / NAME / "checkpoint.json").write_text("{")
     assert main(["run", str(NAME), "--resume"]) == 1
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_preset_that_would_change_a_label_only_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "whole.yaml"
+    file.write_text(as_yaml(configure("digits", "sgp")))
+    assert main(["run", str(file), "--preset", "reference"]) == 2
+    assert "sgp run digits --preset reference" in capsys.readouterr().err
+    file.write_text("benchmark: digits\nmethod: sgp\npreset: paper\n")
+    assert parse([str(file), "--preset", "reference"])[1] == configure("digits", "sgp", "reference")

@@ -250,3 +250,9 @@ def test_settings_reach_the_memory() -> None:
     assert (memory.alpha, memory.bias) == (3.0, "freeze")
     numerics = memory.numerics
     assert (numerics.first_rank, numerics.truncation, numerics.orthogonalise) == ("one-less", "after", False)
+
+
+def test_a_layer_without_a_number_of_samples_is_named() -> None:
+    settings = GPMSettings(memory_samples={"0": 5})
+    with pytest.raises(ValueError, match=r"no pattern matches the layer '1'"):
+        METHODS["gpm"](nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), settings)

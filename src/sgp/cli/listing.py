@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
+from sgp.registry import Registry
 
 
 def main(arguments: list[str]) -> int:
@@ -25,19 +27,18 @@ def main(arguments: list[str]) -> int:
         return kind
 
     kind = tyro.cli(list_, prog="sgp list", args=arguments)
-    described = {
-        "benchmarks": {name: BENCHMARKS[name].description for name in BENCHMARKS},
-        "methods": {name: METHODS[name].description for name in METHODS},
-        "networks": {name: NETWORKS[name].description for name in NETWORKS},
-    }
+    registries: dict[str, Registry[Any]] = {"benchmarks": BENCHMARKS, "methods": METHODS, "networks": NETWORKS}
     console = Console()
-    for heading, entries in described.items():
+    for heading, registry in registries.items():
         if kind not in ("all", heading):
             continue
         view = Table(title=heading, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         view.add_column(no_wrap=True, style="bold")
         view.add_column()
-        for name, description in entries.items():
-            view.add_row(name, description)
+        for name in registry:
+            try:
+                view.add_row(name, escape(registry[name].description))
+            except ValueError as error:  # of another package, which must not hide the rest
+                view.add_row(name, escape(str(error)))
         console.print(view)
     return 0

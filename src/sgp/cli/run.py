@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.benchmarks.datasets.images import DataError
+from sgp.benchmarks.stream import Stream
 from sgp.cli.show import print_summary
 from sgp.runs.config import CHOICES, Config, configure, read_yaml
 from sgp.runs.folder import CONFIG, RunError, RunFolder
@@ -51,6 +53,10 @@ class Place:
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with a run that was stopped."""
 
+    def folder(self, config: Config) -> Path:
+        """Of a run."""
+        return self.out / (self.name or config.name)
+
 
 @dataclass(frozen=True)
 class _Arguments:
@@ -64,10 +70,18 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     try:
-        return start(*parse(arguments))
-    except (RunError, DataError, ValueError) as error:
+        place, config, scripts = parse(arguments)
+        # Bad settings and missing data show before a folder is made.
+        stream = BENCHMARKS[config.benchmark].stream(config.stream, place.data, config.seed)
+        Learner(config, stream, RunFolder(place.folder(config)))
+    except (ValueError, ImportError) as error:
         print(f"sgp run: {error}", file=sys.stderr)
-        return 1 if isinstance(error, RunError | DataError) else 2
+        return 1 if isinstance(error, DataError) else 2
+    try:
+        return start(place, config, stream, scripts)
+    except RunError as error:
+        print(f"sgp run: {error}", file=sys.stderr)
+        return 1
 
 
 def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
@@ -95,13 +109,27 @@ def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
         if path.is_dir():
             path = path if path.name else path.resolve()
             place = Place(out=path.parent, name=path.name)
-        values = read_yaml(file) | values
+        given = read_yaml(file)
+        values = given | values
         for name in ("benchmark", "method"):
             if name not in values:
                 raise ValueError(f"{file} does not say which {name}")
+        _refuse_idle_choice(file, given, values)
     else:
         values = {"benchmark": target, "method": "sgp"} | values
     return *_typed(place, configure(**values), target, rest), scripts
+
+
+def _refuse_idle_choice(file: Path, given: dict[str, Any], values: dict[str, Any]) -> None:
+    """A preset or recipe is a set of values; where the file has them all, another one would change its label only."""
+    for name in ("preset", "recipe"):
+        if values.get(name, "paper") != given.get(name, "paper"):
+            mine, theirs = (configure(**(values | {name: choice})).flat() for choice in (values[name], given[name]))
+            if {**mine, name: None} == {**theirs, name: None}:
+                raise ValueError(
+                    f"{file} gives every value itself, so --{name} {values[name]} would change nothing: begin with "
+                    f"sgp run {values['benchmark']} --{name} {values[name]}"
+                )
 
 
 def _import(script: str) -> None:
@@ -147,13 +175,10 @@ def _typed(place: Place, config: Config, target: str, arguments: Sequence[str]) 
     return parsed.place, parsed.config
 
 
-def start(place: Place, config: Config, scripts: Sequence[str] = ()) -> int:
+def start(place: Place, config: Config, stream: Stream, scripts: Sequence[str] = ()) -> int:
     """Run a config, from its beginning or from its checkpoint. scripts: that it needs imported to be taken up again."""
     console = Console()
-    path = place.out / (place.name or config.name)
-    # Bad settings and missing data show before a folder is made.
-    stream = BENCHMARKS[config.benchmark].stream(config.stream, place.data, config.seed)
-    Learner(config, stream, RunFolder(path))
+    path = place.folder(config)
     # A batch system that ends a job asks first.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     data = [] if place.data is None else ["--data", str(place.data)]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Method
 from sgp.projection import GradientMemory, Numerics
-from sgp.projection.layout import check_patterns
+from sgp.projection.layout import check_patterns, matches
 
 N = TypeVar("N", int, float)
 
@@ -74,6 +74,9 @@ class GPM(Method[GPMSettings]):
         if isinstance(settings.memory_samples, dict):  # better now than after a task has been trained
             layers = [layer.layer for layer in self.memory.capacity().layers]
             check_patterns(network, settings.memory_samples, "memory_samples", layers)
+            for layer in layers:
+                if not matches(layer, list(settings.memory_samples)):
+                    raise ValueError(f"memory_samples: no pattern matches the layer {layer!r}; add one, such as '*'")
 
     @staticmethod
     def _alpha(settings: GPMSettings) -> float:

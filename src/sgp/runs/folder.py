@@ -73,6 +73,8 @@ class RunFolder:
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
             folder._note_versions()
+            for leftover in path.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
+                leftover.unlink()
             yield folder
 
     def config(self) -> Config:
