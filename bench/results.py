@@ -49,7 +49,7 @@ def _row(folder: Path, summary: Summary) -> str:
     config, matrix = summary.config, summary.accuracies
     published = paper.numbers(config.benchmark, config.method)
     theirs = f"{published['acc']:.2f}" if published else ""
-    theirs += f", {100 * published['bwt']:.1f}" if "bwt" in published else ""
+    theirs += f", {100 * published['bwt'] + 0.0:.1f}" if "bwt" in published else ""
     cells = [
         f"[{config.method}](runs/{folder.name})",
         config.preset,

@@ -18,7 +18,7 @@ from sgp.benchmarks import BENCHMARKS
 from sgp.cli import main
 from sgp.cli.run import Place, parse
 from sgp.methods import METHODS
-from sgp.paper import PRESETS, RECIPES
+from sgp.paper import PRESETS, RECIPES, has_recipe
 from sgp.runs.config import as_command, as_yaml, configure
 from sgp.runs.folder import RunFolder
 
@@ -111,7 +111,11 @@ def test_a_mistake_is_answered_at_once(
 @pytest.mark.parametrize(
     ("arguments", "code", "clue"),
     [
-        (["split-cifar100"], 1, "where is cifar100? Say --data DIR or set $SGP_DATA"),
+        (
+            ["split-cifar100"],
+            1,
+            "where is cifar100? Name the folder that holds it (--data DIR of a run) or set $SGP_DATA",
+        ),
         (["split-cifar100", "--data", "nowhere"], 1, "there is no folder 'nowhere'"),
         (["digits", "--network", "lenet"], 2, "LeNet takes inputs of shape"),
         (["digits", "--threshold", "conv1", "0.5", "*", "0.9"], 2, "threshold: the pattern 'conv1' matches no module"),
@@ -236,6 +240,8 @@ def test_arguments_become_place_and_config() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_shortest_command_of_a_config_gives_it_again(preset: str) -> None:
     for benchmark, method, recipe in itertools.product(BENCHMARKS, METHODS, RECIPES):
+        if not has_recipe(benchmark, recipe):
+            continue
         for changes in ({}, {"seed": 3, "samples": 50, "channels_last": False, "lr": 1e-5, "network_bias": True}):
             config = configure(benchmark, method, preset, recipe, **changes)
             program, command, *arguments = shlex.split(as_command(config))
@@ -344,5 +350,54 @@ def test_a_preset_that_would_change_a_label_only_is_refused(tmp_path: Path, caps
     file.write_text(as_yaml(configure("digits", "sgp")))
     assert main(["run", str(file), "--preset", "reference"]) == 2
     assert "sgp run digits --preset reference" in capsys.readouterr().err
-    file.write_text("benchmark: digits\nmethod: sgp\npreset: paper\n")
-    assert parse([str(file), "--preset", "reference"])[1] == configure("digits", "sgp", "reference")
+    for some in ("preset: paper\n", ""):
+        file.write_text(f"benchmark: digits\nmethod: sgp\n{some}")
+        assert parse([str(file), "--preset", "reference"])[1] == configure("digits", "sgp", "reference")
+        assert parse([str(file), "--recipe", "fast"])[1] == configure("digits", "sgp", recipe="fast")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "clue"),
+    [
+        (["digits", "--benchmark", "split-cifar100"], "the benchmark is 'digits'"),
+        (["--method", "sgp"], "say what to run before --method"),
+        (["five-datasets", "--recipe", "fast"], "no recipe 'fast'"),
+    ],
+)
+def test_what_contradicts_the_benchmark_is_refused(
+    arguments: list[str], clue: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert clue in capsys.readouterr().err
+
+
+def test_a_name_stays_inside_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "digits", "--name", "../elsewhere", "--out", str(tmp_path / "runs")])
+    assert stopped.value.code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "run",
+        "digits",
+        "--tasks",
+        "1",
+        "--epochs",
+        "1",
+        "--samples",
+        "40",
+        "--out",
+        str(tmp_path),
+        "--name",
+        "a",
+    ]
+    assert main(command) == 0
+    for content in ('[{"torch": "1.0"}]', "[{"):  # the second was torn: it is a note, and no reason to stop
+        (tmp_path / "a" / "versions.json").write_text(content)
+        capsys.readouterr()
+        assert main([*command, "--resume"]) == 0
+        output = " ".join(capsys.readouterr().out.split())
+        assert "learned already" in output
+        assert ("torch 1.0" in output) == ("1.0" in content)

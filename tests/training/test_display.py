@@ -43,7 +43,7 @@ def test_without_a_terminal_there_are_plain_lines(clock: list[float]) -> None:
     assert text.getvalue().splitlines() == [
         "task 1/2 epoch 1/4: loss 0.512, validation 91.2 %, lr 0.05, 1 min 10 s left",
         "task 1/2 a [b] task: 80.0 %; all so far 80.0 % (40 s)",
-        "task 2/2 epoch 1/4: loss 0.512, lr 0.05, 40 s left",
+        "task 2/2 epoch 1/4: loss 0.512, lr 0.05, 0 s left",
         "task 2/2 a [b] task: 80.0 %; all so far 85.0 % (0 s)",
     ]
 

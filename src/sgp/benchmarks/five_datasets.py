@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -58,10 +59,10 @@ def stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
 
     def make(index: int) -> Task:
         name, images = names[index], sets[index]
-        whole = Examples(normalised(images.train, name), images.train_labels)
+        prepare = partial(normalised, name=name)
+        whole = Examples(images.train, images.train_labels, prepare)
         train, validation = hold_out(whole, settings.validation, held_by)
-        test = Examples(normalised(images.test, name), images.test_labels)
-        return Task(name, index, train, validation, test)
+        return Task(name, index, train, validation, Examples(images.test, images.test_labels, prepare))
 
     return Stream(names, (3, SIDE, SIDE), [CLASSES] * settings.tasks, make)
 

@@ -42,14 +42,14 @@ class SplitMiniImageNet:
 
 
 def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
-    """The tasks. The images stay bytes; the floats of a task are made when it is asked for."""
+    """The tasks, from the files in the folder."""
     images = miniimagenet.read(find(data, miniimagenet.NAME))
     groups = class_groups(seed if settings.class_seed is None else settings.class_seed)[: settings.tasks]
     held_by = seed if settings.validation_seed is None else settings.validation_seed
 
     def part(pixels: Tensor, labels: Tensor, group: list[int]) -> Examples:
         mine, ranks = torch.nonzero(labels.unsqueeze(1) == torch.tensor(group), as_tuple=True)
-        return Examples((pixels[mine].float() / 255 - MEAN) / DEVIATION, ranks)
+        return Examples(pixels[mine], ranks, normalised)
 
     def make(index: int) -> Task:
         whole = part(images.train, images.train_labels, groups[index])
@@ -69,6 +69,11 @@ def class_groups(seed: int) -> list[list[int]]:
     order = np.random.RandomState(seed).permutation(TASKS * CLASSES)
     groups: list[list[int]] = order.reshape(TASKS, CLASSES).tolist()
     return groups
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Pixels in [0, 1], then standardised with the mean and deviation of ImageNet."""
+    return (images.float() / 255 - MEAN) / DEVIATION
 
 
 BENCHMARK = Benchmark(

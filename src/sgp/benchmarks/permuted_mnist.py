@@ -47,7 +47,7 @@ def stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream:
     held = int(settings.validation * len(images.train))
 
     def part(pixels: Tensor, labels: Tensor, index: int) -> Examples:
-        return Examples((pixels.flatten(1)[:, orders[index]].float() / 255 - MEAN) / DEVIATION, labels)
+        return Examples(pixels.flatten(1)[:, orders[index]], labels, normalised)
 
     def make(index: int) -> Task:
         whole = part(images.train, images.train_labels, index)
@@ -69,6 +69,11 @@ def pixel_orders(tasks: int, pixels: int, seed: int) -> list[Tensor]:
         np.random.RandomState(100 * int(numbers[index]) + index).shuffle(order)
         orders.append(torch.from_numpy(order))
     return orders
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """In [0, 1], then standardised with the mean and deviation of MNIST."""
+    return (pixels.float() / 255 - MEAN) / DEVIATION
 
 
 BENCHMARK = Benchmark(

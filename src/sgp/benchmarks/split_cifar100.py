@@ -52,7 +52,7 @@ def stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream:
 
 def _part(images: Tensor, labels: Tensor, index: int) -> Examples:
     mine = torch.nonzero(labels // CLASSES == index).flatten()
-    return Examples(normalised(images[mine]), labels[mine] % CLASSES)
+    return Examples(images[mine], labels[mine] % CLASSES, normalised)
 
 
 def normalised(images: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,18 +16,25 @@ class Examples:
     """Inputs with their labels.
 
     Attributes:
-        inputs: [n, ...], float32, as the network takes them.
+        stored: [n, ...], as the data set has them.
         labels: [n], int64, from 0 inside the task.
+        prepare: makes of stored inputs what the network takes; without it they are that already.
     """
 
-    inputs: Tensor
+    stored: Tensor
     labels: Tensor
+    prepare: Callable[[Tensor], Tensor] | None = None
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """[n, ...], float32, as the network takes them; made when first asked for, since images are stored as bytes."""
+        return self.stored if self.prepare is None else self.prepare(self.stored)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: Tensor | slice) -> Examples:
-        return Examples(self.inputs[rows], self.labels[rows])
+        return Examples(self.stored[rows], self.labels[rows], self.prepare)
 
 
 @dataclass(frozen=True, eq=False)

@@ -85,7 +85,7 @@ def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
         members = torch.tensor(SUPERCLASSES[superclasses[superclass]])
         mine, ranks = torch.nonzero(labels.unsqueeze(1) == members, as_tuple=True)
         chosen = scrambled(pixels[mine]) if settings.pixels == "scrambled" else pixels[mine]
-        return Examples(chosen.float() / 255, ranks)
+        return Examples(chosen, ranks, _from_bytes)
 
     def make(position: int) -> Task:
         head = order[position]
@@ -95,6 +95,10 @@ def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
 
     names = [superclasses[head] for head in order]
     return Stream(names, tuple(images.train.shape[1:]), [CLASSES] * TASKS, make)
+
+
+def _from_bytes(images: Tensor) -> Tensor:
+    return images.float() / 255
 
 
 def scrambled(images: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ def _get(arguments: list[str]) -> list[Report]:
         if name not in READERS:
             raise UnknownName(unknown("data set", name, READERS))
         if directory is not None:
+            directory = directory.expanduser()
             directory.mkdir(parents=True, exist_ok=True)
         return get(name, find(directory, name))
 

@@ -34,7 +34,7 @@ USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [--preset NAME
 
 --method   one of `sgp list methods` (sgp)
 --preset   paper: what the text says; reference: what the published code does; corrected: what is right (paper)
---recipe   paper: its training; fast: a cosine rate and averaged weights in a tenth of the epochs (paper)
+--recipe   paper: its training; fast: a cosine rate and averaged weights in fewer epochs (paper)
 --import   a Python file of yours that registers a method, network or benchmark
 
 `sgp run BENCHMARK --method NAME --help` tells the options of that method there, with their values."""
@@ -52,6 +52,10 @@ class Place:
     """Of the run's folder; without it benchmark, method, preset and seed."""
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
     """Go on with a run that was stopped."""
+
+    def __post_init__(self) -> None:
+        if self.name is not None and Path(self.name).name != self.name:
+            raise ValueError(f"name must be the name of one folder, got {self.name!r}; --out says where it goes")
 
     def folder(self, config: Config) -> Path:
         """Of a run."""
@@ -71,12 +75,13 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         place, config, scripts = parse(arguments)
+        RunFolder.refuse_existing(place.folder(config), resume=place.resume)
         # Bad settings and missing data show before a folder is made.
         stream = BENCHMARKS[config.benchmark].stream(config.stream, place.data, config.seed)
         Learner(config, stream, RunFolder(place.folder(config)))
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, RunError) as error:
         print(f"sgp run: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DataError) else 2
+        return 1 if isinstance(error, DataError | RunError) else 2
     try:
         return start(place, config, stream, scripts)
     except RunError as error:
@@ -94,6 +99,8 @@ def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
             the process with status 2 and a message.
     """
     target, *rest = arguments
+    if target.startswith("-"):
+        raise ValueError(f"say what to run before {target}: a benchmark, a config file or a run's folder")
     chosen, rest = _split_choices(rest)
     scripts = chosen.pop("import", [])
     for script in scripts:
@@ -116,6 +123,8 @@ def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
                 raise ValueError(f"{file} does not say which {name}")
         _refuse_idle_choice(file, given, values)
     else:
+        if "benchmark" in values:
+            raise ValueError(f"--benchmark goes with a config file; here the benchmark is {target!r}")
         values = {"benchmark": target, "method": "sgp"} | values
     return *_typed(place, configure(**values), target, rest), scripts
 
@@ -124,7 +133,8 @@ def _refuse_idle_choice(file: Path, given: dict[str, Any], values: dict[str, Any
     """A preset or recipe is a set of values; where the file has them all, another one would change its label only."""
     for name in ("preset", "recipe"):
         if values.get(name, "paper") != given.get(name, "paper"):
-            mine, theirs = (configure(**(values | {name: choice})).flat() for choice in (values[name], given[name]))
+            choices = values[name], given.get(name, "paper")
+            mine, theirs = (configure(**(values | {name: choice})).flat() for choice in choices)
             if {**mine, name: None} == {**theirs, name: None}:
                 raise ValueError(
                     f"{file} gives every value itself, so --{name} {values[name]} would change nothing: begin with "
@@ -187,8 +197,10 @@ def start(place: Place, config: Config, stream: Stream, scripts: Sequence[str] =
     try:
         with RunFolder.begin(path, config, resume=place.resume) as folder:
             torch.set_num_threads(folder.config().threads)
-            heading = f"{path}: {config.method} on {config.benchmark}, {len(stream)} tasks"
+            heading = f"{path}: {config.method} on {config.benchmark}, {len(stream)} tasks{folder.standing()}"
             console.print(heading, highlight=False, markup=False, soft_wrap=True)
+            for note in folder.notes:
+                console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
             with Display(console, config, list(stream.names)) as display:
                 Learner(folder.config(), stream, folder, display, *tensorboard_watcher(path)).run()
             print_summary(console, str(path), summary_of(folder))

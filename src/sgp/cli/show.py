@@ -85,7 +85,7 @@ def _lines(summary: Summary) -> list[str]:
     if tasks > 1:
         metrics += f", BWT {bwt(summary.accuracies):.2f} %"
         if "bwt" in published:
-            metrics += f" (paper {100 * published['bwt']:.1f})"
+            metrics += f" (paper {100 * published['bwt'] + 0.0:.1f})"
     whole = sum(summary.seconds.values())
     phases = ", ".join(f"{phase} {100 * seconds / whole:.0f} %" for phase, seconds in summary.seconds.items())
     sizes = ", ".join(f"{use} {count / 2**20:.1f} MiB" for use, count in summary.bytes.items())

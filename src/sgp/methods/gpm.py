@@ -86,6 +86,10 @@ class GPM(Method[GPMSettings]):
         self.memory.attach(optimizer)
 
     @property
+    def keeps_statistics(self) -> bool:
+        return self.memory.tasks > 0
+
+    @property
     def consolidation_batch(self) -> int:
         # All at once: where BatchNorm divides by the batch's own statistics they are those of this one batch.
         return max(_values(self.settings.memory_samples))

@@ -54,6 +54,11 @@ class Method(ABC, Generic[S]):
         """Act on every later step of this optimizer; those of earlier tasks are done with."""
 
     @property
+    def keeps_statistics(self) -> bool:
+        """Whether stored statistics of BatchNorm must stay as they are, for the sake of earlier tasks."""
+        return False
+
+    @property
     def consolidation_batch(self) -> int | None:
         """How many examples should run through the network at once in `consolidate`; None leaves it to the caller."""
         return None

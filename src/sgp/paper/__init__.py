@@ -28,6 +28,11 @@ def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str,
     return merged
 
 
+def has_recipe(benchmark: str, recipe: str) -> bool:
+    """Whether there is such a recipe for a benchmark."""
+    return recipe == "paper" or recipe in _load("benchmarks", benchmark).get("recipes", {})
+
+
 def numbers(benchmark: str, method: str) -> dict[str, float]:
     """What the paper reports: acc in percent, bwt as a fraction, each with its deviation; capacity in percent."""
     found: dict[str, float] = _load("rows", f"{benchmark}.{method}").get("numbers", {})

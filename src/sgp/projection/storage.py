@@ -19,13 +19,13 @@ FORMAT = 1
 TENSOR = ".tensor"
 
 
-def write(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state dict, whole or not at all: to a file beside, flushed, then renamed."""
+def write(path: str | os.PathLike[str], state: dict[str, Any], known_digest: str | None = None) -> None:
+    """Write a state dict, whole or not at all: to a file beside, flushed, then renamed. known_digest: of the state."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot save to {os.fspath(path)!r}: there is no folder {os.fspath(target.parent)!r}")
     tensors, tree = _flatten(state)
-    header = {"sgp": json.dumps({"tree": tree, "digest": _digest(tree, tensors)})}
+    header = {"sgp": json.dumps({"tree": tree, "digest": known_digest or _digest(tree, tensors)})}
     data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=header)
     write_bytes(target, data)
 

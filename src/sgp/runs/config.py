@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sgp.benchmarks import BENCHMARKS
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, Preset, Recipe, settings
+from sgp.paper import PRESETS, RECIPES, Preset, Recipe, has_recipe, settings
 from sgp.registry import unknown
 
 
@@ -109,7 +109,8 @@ class Config:
     def name(self) -> str:
         """What the run's folder is called unless the user says otherwise."""
         parts = [self.benchmark, self.method, self.preset, *([self.recipe] if self.recipe != "paper" else [])]
-        return "-".join([*parts, f"seed{self.seed}"])
+        order = getattr(self.stream, "order", 0)
+        return "-".join([*parts, *([f"order{order}"] if order else []), f"seed{self.seed}"])
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name, as on the command line."""
@@ -132,11 +133,17 @@ def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = 
     Raises:
         ValueError: a name is unknown or a value out of range; the message has what would be accepted.
     """
+    groups = {"stream": BENCHMARKS[benchmark].settings, "training": Training, "settings": METHODS[method].Settings}
     _choice("preset", preset, PRESETS)
     _choice("recipe", recipe, RECIPES)
-    groups = {"stream": BENCHMARKS[benchmark].settings, "training": Training, "settings": METHODS[method].Settings}
+    if not has_recipe(benchmark, recipe):
+        raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: nobody has tried it there")
     values = dict.fromkeys(CHOICES) | {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
-    known = {name for group in (Config, *groups.values()) for name in _fields(group)} - set(CHOICES)
+    names = [name for group in (Config, *groups.values()) for name in _fields(group)]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"{method} on {benchmark} has two settings called {' and '.join(sorted(twice))}")
+    known = set(names) - set(CHOICES)
     for name in overrides:
         if name not in known:
             raise ValueError(unknown(f"setting of {method} on {benchmark}", name, known))
@@ -204,7 +211,9 @@ def as_command(config: Config) -> str:
 def is_whole(config: Config) -> bool:
     """Whether a run learns all that the paper's does, so that its numbers can stand beside the paper's."""
     ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
-    return all(ours.get(name) == whole.get(name) for name in ("tasks", "epochs", "samples"))
+    # The paper's figures on Superclass are of scrambled pixels, whatever its text says.
+    same_images = ours.get("pixels", "scrambled") == "scrambled"
+    return same_images and all(ours.get(name) == whole.get(name) for name in ("tasks", "epochs", "samples"))
 
 
 def differences(one: Config, other: Config) -> Iterator[str]:

@@ -40,12 +40,14 @@ class RunError(RuntimeError):
 class RunFolder:
     """What a run leaves behind.
 
-    Args:
+    Attributes:
         path: of the folder.
+        notes: what a person should know who goes on with it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.notes: list[str] = []
         self._lines = 0
 
     @classmethod
@@ -56,8 +58,7 @@ class RunFolder:
         Raises:
             RunError: there is a run already, or one of another config, or another process is at it.
         """
-        if (path / CONFIG).exists() and not resume:
-            raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
+        cls.refuse_existing(path, resume=resume)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,18 +78,41 @@ class RunFolder:
                 leftover.unlink()
             yield folder
 
+    @staticmethod
+    def refuse_existing(path: Path, *, resume: bool) -> None:
+        """A run that is there already is not begun again."""
+        if (path / CONFIG).exists() and not resume:
+            raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
+
     def config(self) -> Config:
         """Of the run."""
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
-        return from_file(self.path / CONFIG)
+        try:
+            return from_file(self.path / CONFIG)
+        except ValueError as error:
+            raise RunError(f"the config of {self.path} cannot be read: {error}") from error
+
+    def standing(self) -> str:
+        """How far a run has come, in words after its heading."""
+        events = self.metrics()
+        if not events or "task" not in events[-1]:
+            return ", learned already" if events else ""
+        last = events[-1]
+        return f", going on after task {last['task'] + 1}" + (f", epoch {last['epoch']}" if "epoch" in last else "")
 
     def _note_versions(self) -> None:
         """Keep what the run was begun with, and add what it goes on with if that is something else."""
-        path = self.path / VERSIONS
-        seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        if versions() not in seen:
-            self._write(VERSIONS, json.dumps([*seen, versions()], indent=2) + "\n")
+        path, now = self.path / VERSIONS, versions()
+        try:
+            seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            seen = []
+        if seen and now != seen[-1]:
+            other = [f"{name} {seen[-1].get(name)}" for name in now if seen[-1].get(name) != now[name]]
+            self.notes.append(f"begun with {', '.join(other)}: the last bits may differ from a run without a stop")
+        if now not in seen:
+            self._write(VERSIONS, json.dumps([*seen, now], indent=2) + "\n")
 
     def log(self, event: str, **values: Any) -> None:
         """Append an event to the metrics."""
@@ -111,12 +135,14 @@ class RunFolder:
         (self.path / PARTS).mkdir(exist_ok=True)
         names = {}
         for name, state in parts.items():
+            # Called by what is in it: weights that are also the best ones are written once.
             content = {"format": FORMAT, "state": dict(state)}
-            names[name] = f"{name}-{storage.digest(content)[:32]}.safetensors"
+            digest = storage.digest(content)
+            names[name] = f"{digest[:32]}.safetensors"
             if not (self.path / PARTS / names[name]).exists():
-                storage.write(self.path / PARTS / names[name], content)
+                storage.write(self.path / PARTS / names[name], content, digest)
         if (self.path / METRICS).exists():
-            with (self.path / METRICS).open("rb") as file:
+            with (self.path / METRICS).open("rb+") as file:
                 os.fsync(file.fileno())
         checkpoint = {"format": FORMAT, "lines": self._lines, "parts": names, "progress": dict(progress)}
         storage.write_bytes(self.path / CHECKPOINT, json.dumps(checkpoint, indent=2).encode())
@@ -199,9 +225,12 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         return
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise RunError(f"{path} is damaged in line {number}") from error
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or "event" not in event:
+            raise RunError(f"{path} is damaged in line {number}")
+        yield event
 
 
 def versions() -> dict[str, str]:

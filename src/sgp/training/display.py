@@ -27,6 +27,7 @@ class Display:
         self.names = names
         self.epochs = config.training.epochs
         self._task_begun = time.monotonic()
+        self._seen = 0
         self._task_seconds: list[float] = []
         self._bar: TaskID | None = None
         self._progress = Progress(
@@ -55,6 +56,7 @@ class Display:
 
     def _epoch(self, values: dict[str, Any]) -> None:
         task, epoch = values["task"], values["epoch"]
+        self._seen += 1
         left = self._left(task, epoch)
         validation = values["validation_accuracy"]
         state = (
@@ -73,7 +75,7 @@ class Display:
     def _task(self, values: dict[str, Any]) -> None:
         now = time.monotonic()
         self._task_seconds.append(now - self._task_begun)
-        self._task_begun = now
+        self._task_begun, self._seen = now, 0
         row: list[float] = values["accuracies"]
         heading = f"task {values['task'] + 1}/{len(self.names)}"
         if self._bar is not None:
@@ -88,12 +90,12 @@ class Display:
         )
 
     def _left(self, task: int, epoch: int) -> float:
-        """Seconds to the end: as long as the tasks before have taken, or this one if it were to use all its epochs."""
+        """Seconds to the end, if this task uses all its epochs and each later one takes as long as those before."""
         spent = time.monotonic() - self._task_begun
-        whole = spent / epoch * self.epochs
-        usual = sum(self._task_seconds) / len(self._task_seconds) if self._task_seconds else whole
-        remaining = len(self.names) - task - 1
-        return max(usual - spent, 0.0 if self._task_seconds else whole - spent) + remaining * usual
+        # A run that goes on inside a task has seen fewer epochs than the task has had.
+        each = spent / self._seen
+        usual = sum(self._task_seconds) / len(self._task_seconds) if self._task_seconds else each * self.epochs
+        return each * (self.epochs - epoch) + (len(self.names) - task - 1) * usual
 
 
 def span(seconds: float) -> str:

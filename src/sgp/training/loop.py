@@ -30,8 +30,11 @@ from sgp.training.average import WeightAverage
 from sgp.training.evaluate import Score, batches, evaluate
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
+from sgp.training.statistics import estimate_statistics
 
 EMPTY: Mapping[str, Any] = {}
+# Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
+STATISTICS_EXAMPLES = 1024
 
 
 class Watcher(Protocol):
@@ -111,6 +114,7 @@ class Learner:
             with self._timed("train"):
                 loss = self._epoch(position, task, optimizer, schedule, average)
             with self._timed("validate"), average.applied() if average else nullcontext():
+                self._estimate_statistics(position, task)
                 score = self._score(task.validation, task, "validation")
             lr = schedule.rate(0.0)
             if not math.isfinite(loss) or not math.isfinite(score.loss or 0.0):
@@ -134,6 +138,7 @@ class Learner:
 
         if average is not None:
             average.keep()
+            self._estimate_statistics(position, task)
         elif best is not None:
             self.network.load_state_dict(best)
 
@@ -159,6 +164,13 @@ class Learner:
             seen += len(rows)
         return total / seen
 
+    def _estimate_statistics(self, position: int, task: Task) -> None:
+        """Bring stored statistics of BatchNorm in line with the weights, unless the method keeps them for old tasks."""
+        if not self.method.keeps_statistics:
+            order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
+            rows = batches(order[:STATISTICS_EXAMPLES], self.config.training.batch)
+            estimate_statistics(self.network, (task.train.inputs[each] for each in rows), task.head)
+
     def _finish(self, position: int, task: Task) -> None:
         """Let the method take the task in, and test all tasks learned so far."""
         with self._timed("consolidate"):
@@ -167,8 +179,8 @@ class Learner:
             self.method.consolidate(_Batches(task.train, order, size), self._log_likelihood(task))
         with self._timed("test"):
             # One after another: the floats of all tasks at once may not fit in memory.
-            seen = (task if each == position else self.task(each) for each in range(position + 1))
-            scores = [self._score(each.test, each, "test").accuracy for each in seen]
+            seen = (self.stream[each] for each in range(position + 1))
+            scores = [self._score(self._laid_out(each.test), each, "test").accuracy for each in seen]
         row = [accuracy for accuracy in scores if accuracy is not None]
         self.accuracies = [*self.accuracies, row]
         self._log(
@@ -197,7 +209,7 @@ class Learner:
             examples = examples[order[: self.config.samples]]
         if not self.config.channels_last or examples.inputs.dim() != 4:
             return examples
-        return replace(examples, inputs=examples.inputs.contiguous(memory_format=torch.channels_last))
+        return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
 
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))

@@ -21,7 +21,9 @@ def test_the_folder_given_comes_before_that_of_the_environment(tmp_path: Path, m
 def test_without_a_folder_both_ways_to_name_one_are_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGP_DATA", raising=False)
     benchmark = BENCHMARKS[name]
-    with pytest.raises(MissingData, match=rf"--data DIR or set \$SGP_DATA .*sgp data get {benchmark.datasets[0]}"):
+    with pytest.raises(
+        MissingData, match=rf"--data DIR of a run\) or set \$SGP_DATA; .*sgp data get {benchmark.datasets[0]}"
+    ):
         benchmark.stream(benchmark.settings(), None, 0)
 
 

@@ -110,7 +110,7 @@ def _write(target: Path, images: ImageSet) -> None:
     try:
         tensors = {name: getattr(images, name).contiguous() for name in TENSORS}
         save_file(tensors, temporary, metadata={"classes": json.dumps(images.classes)})
-        with temporary.open("rb") as file:
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:

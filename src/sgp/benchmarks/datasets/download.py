@@ -141,9 +141,15 @@ def _unpack(archive: Path, target: Path) -> None:
             file.extractall(temporary, filter="data")
         if not (temporary / target.name).is_dir():
             raise DamagedData(f"{str(archive)!r} holds no folder {target.name}: get it again")
+        before = temporary / "before"
         if target.exists():
-            os.replace(target, temporary / "before")
-        os.replace(temporary / target.name, target)
+            os.replace(target, before)
+        try:
+            os.replace(temporary / target.name, target)
+        except OSError:
+            if before.exists():
+                os.replace(before, target)
+            raise
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DamagedData(f"{str(archive)!r} cannot be unpacked ({error}): remove it and get it again") from error
     finally:

@@ -49,8 +49,8 @@ def find(directory: Path | None, dataset: str) -> Path:
     if directory is None:
         if not os.environ.get(VARIABLE):
             raise MissingData(
-                f"where is {dataset}? Say --data DIR or set ${VARIABLE} to the folder that holds it; "
-                f"`sgp data get {dataset} DIR` puts it there"
+                f"where is {dataset}? Name the folder that holds it (--data DIR of a run) or set ${VARIABLE}; "
+                f"`sgp data get {dataset} DIR` fetches it, or says how to lay it out"
             )
         directory = Path(os.environ[VARIABLE])
     directory = directory.expanduser()
