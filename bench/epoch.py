@@ -73,7 +73,7 @@ def _our_epoch(method: str, folder: RunFolder, task: Task) -> Callable[[], objec
         found = steps.subspaces(learner.network, steps.alexnet_ranks(), constant=False)
         steps.remember(learner.method.memory, found)
     laid_out = learner.task(1)
-    return lambda: learner.learn(1, laid_out)
+    return lambda: learner.learn(1, [laid_out])
 
 
 def _published_epoch(task: Task) -> Callable[[], object]:

@@ -27,7 +27,7 @@ def test_they_are_the_means_over_the_batches() -> None:
     for batch in batches:
         network(batch, 0)
     momentum = network.norm.momentum
-    estimate_statistics(network, batches, 0)
+    estimate_statistics(network, [(batch, 0) for batch in batches])
     inputs = [batch.amax(dim=2) for batch in batches]
     torch.testing.assert_close(network.norm.running_mean, torch.stack([each.mean(0) for each in inputs]).mean(0))
     torch.testing.assert_close(network.norm.running_var, torch.stack([each.var(0) for each in inputs]).mean(0))
@@ -39,11 +39,11 @@ def test_they_are_the_means_over_the_batches() -> None:
 def test_modes_are_as_before_even_if_the_network_fails(training: bool) -> None:
     network = Small().train(training)
     with pytest.raises(IndexError):
-        estimate_statistics(network, [torch.rand(3)], 0)
+        estimate_statistics(network, [(torch.rand(3), 0)])
     assert all(module.training is training for module in network.modules())
     assert network.norm.momentum == 0.1
 
 
 def test_a_network_on_batch_statistics_is_not_even_run() -> None:
     network = AlexNet(heads=(2,))
-    estimate_statistics(network, (pytest.fail("was run") for _ in range(1)), 0)
+    estimate_statistics(network, (pytest.fail("was run") for _ in range(1)))

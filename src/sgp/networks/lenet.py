@@ -45,7 +45,7 @@ class LeNet(nn.Module):
         x = self.relu(self.fc2(x))
         return x
 
-    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+    def forward(self, x: Tensor, task: int | Tensor = 0) -> Tensor:
         """The logits [n, heads[task]] of one task's head. x: [n, 3, 32, 32]."""
         logits: Tensor = self.heads(self.features(x), task)
         return logits

@@ -26,7 +26,7 @@ class MLP(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(widths))
         self.heads = Heads(widths[-1], heads, bias=bias)
 
-    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+    def forward(self, x: Tensor, task: int | Tensor = 0) -> Tensor:
         """The logits [n, heads[task]] of one task's head. x: [n, ...], flattened to [n, widths[0]]."""
         x = x.flatten(start_dim=1)
         for layer in self.hidden:

@@ -77,7 +77,7 @@ class ResNet18(nn.Module):
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return torch.flatten(self.pool(x), start_dim=1)
 
-    def forward(self, x: Tensor, task: int = 0) -> Tensor:
+    def forward(self, x: Tensor, task: int | Tensor = 0) -> Tensor:
         """The logits [n, heads[task]] of one task's head. x: [n, *inputs]."""
         logits: Tensor = self.heads(self.features(x), task)
         return logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,15 @@ class Score(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(network: nn.Module, examples: Examples, head: int, *, batch: int, order: Tensor) -> Score:
+def evaluate(
+    network: nn.Module,
+    examples: Examples,
+    head: int,
+    *,
+    batch: int,
+    order: Tensor,
+    logits: Callable[[Tensor, int], Tensor] | None = None,
+) -> Score:
     """Score a network in eval mode; its mode is as before afterwards.
 
     Args:
@@ -34,7 +42,9 @@ def evaluate(network: nn.Module, examples: Examples, head: int, *, batch: int, o
         head: of the examples' task.
         batch: how many at once. It matters where BatchNorm divides by the batch's own statistics.
         order: in which they come, [n], since batches of a single class would have statistics of their own.
+        logits: what gives them instead of the network's own forward pass.
     """
+    answer = logits or network
     if len(order) == 0:
         return Score(None, None)
     was_training = network.training
@@ -42,12 +52,19 @@ def evaluate(network: nn.Module, examples: Examples, head: int, *, batch: int, o
     try:
         loss, correct = 0.0, 0
         for rows in batches(order, batch):
-            logits, labels = network(examples.inputs[rows], head), examples.labels[rows]
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-            correct += int((logits.argmax(dim=1) == labels).sum())
+            answers, labels = answer(examples.inputs[rows], head), examples.labels[rows]
+            loss += float(F.cross_entropy(answers, labels, reduction="sum"))
+            correct += int((answers.argmax(dim=1) == labels).sum())
     finally:
         network.train(was_training)
     return Score(loss / len(order), 100 * correct / len(order))
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """Of several tasks, each with the same weight."""
+    losses = [score.loss for score in scores if score.loss is not None]
+    accuracies = [score.accuracy for score in scores if score.accuracy is not None]
+    return Score(sum(losses) / len(losses), sum(accuracies) / len(accuracies)) if losses else Score(None, None)
 
 
 def batches(order: Tensor, size: int) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,17 +17,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.methods import METHODS, Batch
+from sgp.methods import METHODS, Batch, Joint, Moment, Supervised
 from sgp.networks import NETWORKS
 from sgp.runs.config import Config
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
-from sgp.training.evaluate import Score, batches, evaluate
+from sgp.training.evaluate import Score, batches, evaluate, mean_score
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
 from sgp.training.statistics import estimate_statistics
@@ -70,39 +70,54 @@ class Learner:
         progress, parts = self.folder.load() or ({"task": 0, "accuracies": []}, {})
         self.accuracies = progress["accuracies"]
         if parts:
-            self.network.load_state_dict(parts["network"])
+            # First the method: it may have to build what the weights are of.
             self.method.load_state_dict(parts["method"])
-        # The user's own random state is not ours to advance.
-        with torch.random.fork_rng(devices=[]):
-            for position in range(progress["task"], len(self.stream)):
-                task = self.task(position)
-                self.learn(position, task, progress, parts)
-                self._finish(position, task)
-                progress, parts = {}, {}
+            self.trained.load_state_dict(parts["network"])
+        position = progress["task"]
+        together = len(self.stream) if isinstance(self.method, Joint) else 1
+        while position < len(self.stream):
+            tasks = [self.task(each) for each in range(position, position + together)]
+            self.learn(position, tasks, progress, parts)
+            self._finish(position, tasks)
+            position, progress, parts = position + together, {}, {}
         matrix = accuracy_matrix(self.accuracies)
         self._log("end", acc=acc(matrix), bwt=bwt(matrix) if len(matrix) > 1 else None)
 
+    @property
+    def trained(self) -> nn.Module:
+        """The network, with what the method may train beside it."""
+        return self.method.trained if isinstance(self.method, Supervised) else self.network
+
     def learn(
-        self, position: int, task: Task, progress: Mapping[str, Any] = EMPTY, parts: Mapping[str, Any] = EMPTY
+        self,
+        position: int,
+        tasks: Sequence[Task],
+        progress: Mapping[str, Any] = EMPTY,
+        parts: Mapping[str, Any] = EMPTY,
     ) -> None:
-        """Train on one task.
+        """Train on one task, or on several at once.
 
         Args:
-            position: of the task in the stream.
-            task: itself.
+            position: of the first task in the stream.
+            tasks: themselves.
             progress: of a checkpoint inside the task; empty to begin it.
             parts: of the same checkpoint.
         """
         training = self.config.training
-        if training.schedule == "patience" and len(task.validation) == 0:
-            raise RunError(
-                f"task {position + 1} ({task.name}) has no validation examples, which schedule=patience needs: "
-                "try a larger --validation"
-            )
-        optimizer = SGD(self.network.parameters(), lr=training.lr)
+        for number, task in enumerate(tasks, start=position + 1):
+            if training.schedule == "patience" and len(task.validation) == 0:
+                raise RunError(
+                    f"task {number} ({task.name}) has no validation examples, which schedule=patience needs: "
+                    "try a larger --validation"
+                )
+        if isinstance(self.method, Supervised) and "schedule" not in progress:
+            with self._seeded("begin", position):
+                for task in tasks:
+                    self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
+        optimizer = SGD(self.trained.parameters(), lr=training.lr)
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
-        average = WeightAverage(self.network, training.average) if training.average else None
+        average = WeightAverage(self.trained, training.average) if training.average else None
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
             schedule.load_state_dict(progress["schedule"])
@@ -112,18 +127,18 @@ class Learner:
 
         while not schedule.done:
             with self._timed("train"):
-                loss = self._epoch(position, task, optimizer, schedule, average)
+                loss = self._epoch(position, tasks, optimizer, schedule, average)
             with self._timed("validate"), average.applied() if average else nullcontext():
-                self._estimate_statistics(position, task)
-                score = self._score(task.validation, task, "validation")
+                self._estimate_statistics(position, tasks)
+                score = mean_score([self._score(task.validation, task, "validation") for task in tasks])
             lr = schedule.rate(0.0)
             if not math.isfinite(loss) or not math.isfinite(score.loss or 0.0):
                 raise RunError(
-                    f"the loss of task {position + 1} ({task.name}) is no number after epoch {schedule.epochs + 1}: "
-                    f"try a lower --lr than {training.lr:g}"
+                    f"the loss of task {position + 1} ({tasks[0].name}) is no number after epoch "
+                    f"{schedule.epochs + 1}: try a lower --lr than {training.lr:g}"
                 )
             if schedule.observe(score.loss):
-                best = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
+                best = {name: tensor.clone() for name, tensor in self.trained.state_dict().items()}
             self._log(
                 "epoch",
                 task=position,
@@ -138,63 +153,89 @@ class Learner:
 
         if average is not None:
             average.keep()
-            self._estimate_statistics(position, task)
+            self._estimate_statistics(position, tasks)
         elif best is not None:
-            self.network.load_state_dict(best)
+            self.trained.load_state_dict(best)
 
     def _epoch(
-        self, position: int, task: Task, optimizer: SGD, schedule: Schedule, average: WeightAverage | None
+        self, position: int, tasks: Sequence[Task], optimizer: SGD, schedule: Schedule, average: WeightAverage | None
     ) -> float:
         """One pass over the training data; the mean loss."""
-        seed = self.config.seed
-        order = torch.randperm(len(task.train), generator=generator_for(seed, "order", position, schedule.epochs))
-        torch.manual_seed(seed_for(seed, "dropout", position, schedule.epochs))
+        step = self.method.step if isinstance(self.method, Supervised) else self._plain_step
+        whole, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
         self.network.train()
-        total, seen = 0.0, 0
-        for rows in batches(order, self.config.training.batch):
-            for group in optimizer.param_groups:
-                group["lr"] = schedule.rate(seen / len(order))
-            optimizer.zero_grad()
-            loss = F.cross_entropy(self.network(task.train.inputs[rows], task.head), task.train.labels[rows])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if average is not None:
-                average.update()
-            total += loss.item() * len(rows)
-            seen += len(rows)
+        with self._seeded("dropout", position, schedule.epochs):
+            for task, rows in self._lots(position, tasks, schedule.epochs):
+                share = seen / whole
+                for group in optimizer.param_groups:
+                    group["lr"] = schedule.rate(share)
+                moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.training.epochs)
+                loss = step((task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer)
+                if average is not None:
+                    average.update()
+                total += loss * len(rows)
+                seen += len(rows)
         return total / seen
 
-    def _estimate_statistics(self, position: int, task: Task) -> None:
+    def _lots(self, position: int, tasks: Sequence[Task], epoch: int) -> Iterator[tuple[Task, Tensor]]:
+        """The rows of each batch of an epoch and their task; batches of several tasks come in random order."""
+        seed, lots = self.config.seed, []
+        for offset, task in enumerate(tasks):
+            order = torch.randperm(len(task.train), generator=generator_for(seed, "order", position + offset, epoch))
+            lots += [(task, rows) for rows in batches(order, self.config.training.batch)]
+        if len(tasks) > 1:
+            turns = torch.randperm(len(lots), generator=generator_for(seed, "turns", position, epoch))
+            lots = [lots[turn] for turn in turns.tolist()]
+        yield from lots
+
+    def _plain_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
+        """A training step of a method that has no say in it."""
+        inputs, labels = batch
+        optimizer.zero_grad()
+        loss = F.cross_entropy(self.network(inputs, head), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
+
+    def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
         """Bring stored statistics of BatchNorm in line with the weights, unless the method keeps them for old tasks."""
         if not self.method.keeps_statistics:
-            order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
-            rows = batches(order[:STATISTICS_EXAMPLES], self.config.training.batch)
-            estimate_statistics(self.network, (task.train.inputs[each] for each in rows), task.head)
+            estimate_statistics(self.network, self._for_statistics(position, tasks))
 
-    def _finish(self, position: int, task: Task) -> None:
-        """Let the method take the task in, and test all tasks learned so far."""
-        with self._timed("consolidate"):
+    def _for_statistics(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int]]:
+        for task in tasks:
+            order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
+            for rows in batches(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.training.batch):
+                yield task.train.inputs[rows], task.head
+
+    def _finish(self, position: int, tasks: Sequence[Task]) -> None:
+        """Let the method take the tasks in, and test all that were learned so far."""
+        with self._timed("consolidate"), self._seeded("consolidate", position):
             size = self.method.consolidation_batch or self.config.training.batch
-            order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "consolidate", position))
-            self.method.consolidate(_Batches(task.train, order, size), self._log_likelihood(task))
+            for task in tasks:
+                batches_of_task = self._random_batches(task, size, "consolidate", position)
+                self.method.consolidate(batches_of_task, self._log_likelihood(task))
+        learned = position + len(tasks)
         with self._timed("test"):
             # One after another: the floats of all tasks at once may not fit in memory.
-            seen = (self.stream[each] for each in range(position + 1))
+            seen = (self.stream[each] for each in range(learned))
             scores = [self._score(self._laid_out(each.test), each, "test").accuracy for each in seen]
         row = [accuracy for accuracy in scores if accuracy is not None]
-        self.accuracies = [*self.accuracies, row]
-        self._log(
-            "task",
-            task=position,
-            name=task.name,
-            accuracies=row,
-            free=self.method.free(),
-            capacity=self.method.capacity(),
-            bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
-        )
+        # Tasks that were learned at once have a row each, as if nothing had been learned after them.
+        for each in range(position, learned):
+            self.accuracies = [*self.accuracies, row[: each + 1]]
+            self._log(
+                "task",
+                task=each,
+                name=tasks[each - position].name,
+                accuracies=row[: each + 1],
+                free=self.method.free(),
+                capacity=self.method.capacity(),
+                bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
+            )
         # Before the checkpoint, after which a resumed run does not come back here.
         write_tables(self.folder)
-        self._save(position + 1)
+        self._save(learned)
 
     def task(self, position: int) -> Task:
         """A task of the stream, cut down and laid out in memory as the config says."""
@@ -213,12 +254,25 @@ class Learner:
 
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
-        return evaluate(self.network, examples, task.head, batch=self.config.training.test_batch, order=order)
+        return evaluate(
+            self.network,
+            examples,
+            task.head,
+            batch=self.config.training.test_batch,
+            order=order,
+            logits=self.method.logits if isinstance(self.method, Supervised) else None,
+        )
+
+    def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
+        order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, use, position))
+        return _Batches(task.train, order, size)
 
     def _log_likelihood(self, task: Task) -> Callable[[Batch], Tensor]:
+        logits = self.method.logits if isinstance(self.method, Supervised) else self.network
+
         def log_likelihood(batch: Batch) -> Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(self.network(inputs, task.head), labels, reduction="none")
+            return -F.cross_entropy(logits(inputs, task.head), labels, reduction="none")
 
         return log_likelihood
 
@@ -232,7 +286,7 @@ class Learner:
     ) -> None:
         """Write a checkpoint: at the start of a task, or with a schedule inside it."""
         progress: dict[str, Any] = {"task": position, "accuracies": self.accuracies}
-        parts: dict[str, dict[str, Any]] = {"network": self.network.state_dict(), "method": self.method.state_dict()}
+        parts: dict[str, dict[str, Any]] = {"network": self.trained.state_dict(), "method": self.method.state_dict()}
         if schedule is not None:
             progress["schedule"] = schedule.state_dict()
         if best is not None:
@@ -249,6 +303,13 @@ class Learner:
         self.folder.log(event, **values)
         for watcher in self.watchers:
             watcher(event, values)
+
+    @contextmanager
+    def _seeded(self, use: str, *position: int) -> Iterator[None]:
+        """Torch's global random numbers for a use; those of before come back afterwards."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(self.config.seed, use, *position))
+            yield
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

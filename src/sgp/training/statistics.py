@@ -14,13 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], head: int) -> None:
+def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int]]) -> None:
     """Set running means and variances to those of some batches, with dropout off; nothing if the network has none.
 
     Args:
         network: `network(inputs, head)`; its modes are as before afterwards.
-        batches: inputs.
-        head: of their task.
+        batches: inputs, and the head of their task.
     """
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
@@ -33,7 +32,7 @@ def estimate_statistics(network: nn.Module, batches: Iterable[Tensor], head: int
         norm.reset_running_stats()
         norm.momentum = None  # a plain mean over the batches
     try:
-        for inputs in batches:
+        for inputs, head in batches:
             network(inputs, head)
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
