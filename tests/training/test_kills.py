@@ -163,7 +163,8 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(
 ) -> None:
     # A name that a shell, and the markup of the display, would take apart.
     path = tmp_path / "my runs" / "[bold] one"
-    arguments = ("noise", "--epochs", "4", "--batch", "20", "--threads", "1", "--import", str(noise))
+    # Long enough that the signal comes before the end also on a busy machine.
+    arguments = ("noise", "--epochs", "25", "--batch", "20", "--threads", "1", "--import", str(noise))
     process = shell("run", *arguments, "--out", "my runs", "--name", "[bold] one")
     wait_for(path, 2, process)
     process.send_signal(number)
