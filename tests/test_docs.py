@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from sgp.methods import METHODS, Joint
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,8 +45,18 @@ def test_speeds_in_the_readme_are_those_that_were_measured() -> None:
     assert not measured["quick"]
 
 
+def test_every_method_has_a_page_and_a_row_in_the_table_of_methods() -> None:
+    text = (ROOT / "docs/methods/index.md").read_text()
+    table = dict(re.findall(r"^\| \[`([^`]+)`\]\([^)]+\) \| [^|]+ \| ([^|]+) \|", text, re.M))
+    assert table.keys() == set(METHODS)
+    for name, keeps_data in table.items():
+        assert (ROOT / f"docs/methods/{name}.md").is_file(), name
+        joint = issubclass(METHODS[name], Joint)
+        assert keeps_data == ("all at once" if joint else "yes" if METHODS[name].keeps_data else "no"), name
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):
             path = page.parent / target if target else page
             assert path.exists(), f"{page.name}: {target}"

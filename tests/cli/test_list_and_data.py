@@ -36,6 +36,17 @@ def test_a_list_has_every_name_with_what_it_is(kind: str | None, capsys: pytest.
                 assert f"{name} {registry[name].description}" not in words
 
 
+def test_each_method_says_what_it_needs_of_old_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "methods"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    told = {line.split()[0]: line.rstrip() for line in lines if not line.startswith(" ")}
+    assert told.keys() == set(METHODS)
+    assert told["multitask"].endswith(" all data at once")
+    for name in told.keys() - {"multitask"}:
+        assert told[name].endswith(" keeps old data" if METHODS[name].keeps_data else " keeps no data")
+    assert told["sgp"].endswith(" keeps no data")
+
+
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["list", "method"])

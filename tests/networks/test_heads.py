@@ -1,7 +1,10 @@
 """Heads: one of them answers, a single one answers for all tasks."""
 
+import math
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from sgp.networks.heads import Heads
 
@@ -34,3 +37,69 @@ def test_bias_is_an_option() -> None:
 def test_impossible_numbers_of_classes_are_refused(classes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="heads must be"):
         Heads(6, classes)
+
+
+def mixed(*classes: int, bias: bool = True) -> tuple[Heads, torch.Tensor, torch.Tensor]:
+    """Heads, features of twelve examples and the task of each, in no order."""
+    torch.manual_seed(0)
+    tasks = torch.arange(12)[torch.randperm(12)] % len(classes)
+    return Heads(6, classes, bias=bias), torch.randn(12, 6, requires_grad=True), tasks
+
+
+def test_examples_of_several_tasks_are_answered_each_by_its_own_head() -> None:
+    heads, features, tasks = mixed(3, 3, 3)
+    logits = heads(features, tasks)
+    for row, task in enumerate(tasks.tolist()):
+        torch.testing.assert_close(logits[row], heads(features[row : row + 1], task)[0])
+
+
+def test_classes_that_a_head_does_not_have_are_minus_infinity() -> None:
+    heads, features, tasks = mixed(2, 5, 1)
+    logits = heads(features, tasks)
+    assert logits.shape == (12, 5)
+    for row, task in enumerate(tasks.tolist()):
+        count = (2, 5, 1)[task]
+        torch.testing.assert_close(logits[row, :count], heads(features[row : row + 1], task)[0])
+        assert (logits[row, count:] == -math.inf).all()
+
+
+def test_there_are_only_as_many_columns_as_the_examples_heads_need() -> None:
+    heads, features, _ = mixed(2, 5, 1)
+    assert heads(features, torch.zeros(12, dtype=torch.long)).shape == (12, 2)
+    assert torch.equal(heads(features, torch.ones(12, dtype=torch.long)), heads(features, 1))
+
+
+@pytest.mark.parametrize("classes", [(3, 3, 3), (2, 5, 1)], ids=str)
+def test_loss_and_gradients_of_mixed_examples_are_those_of_one_head_after_another(classes: tuple[int, ...]) -> None:
+    heads, features, tasks = mixed(*classes)
+    labels = torch.tensor([row % classes[task] for row, task in enumerate(tasks.tolist())])
+    loss = F.cross_entropy(heads(features, tasks), labels)
+    by_head = [
+        F.cross_entropy(heads(features[tasks == task], task), labels[tasks == task], reduction="sum")
+        for task in range(len(classes))
+    ]
+    expected = sum(by_head[1:], start=by_head[0]) / 12
+    assert torch.isfinite(loss)
+    torch.testing.assert_close(loss, expected)
+    wanted = [features, *heads.parameters()]
+    for ours, theirs in zip(torch.autograd.grad(loss, wanted), torch.autograd.grad(expected, wanted), strict=True):
+        assert torch.isfinite(ours).all()
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_head_without_an_example_has_no_gradient() -> None:
+    heads, features, _ = mixed(2, 5, 1)
+    heads(features, torch.tensor([0, 2] * 6))[:, 0].sum().backward()
+    assert [head.weight.grad is None for head in heads] == [False, True, False]
+
+
+def test_a_single_head_answers_for_examples_of_all_tasks() -> None:
+    heads, features, _ = mixed(3)
+    tasks = torch.tensor([0, 7, 1] * 4)
+    torch.testing.assert_close(heads(features, tasks), heads(features, 0))
+
+
+def test_an_example_of_a_task_without_a_head_is_refused() -> None:
+    heads, features, _ = mixed(3, 3)
+    with pytest.raises(IndexError, match="2 heads, from 0; got task 2"):
+        heads(features, torch.tensor([0, 1, 2] * 4))

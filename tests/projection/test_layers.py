@@ -446,3 +446,23 @@ def test_a_step_leaves_the_outputs_of_a_users_layer_for_remembered_inputs_unchan
 def test_a_block_with_the_input_on_dimension_0_is_the_whole_parameter() -> None:
     with pytest.raises(ValueError, match="whole parameter"):
         Block("weight", rows=(0, 4), input_dim=0)
+
+
+def test_a_block_is_put_in_its_place_with_nothing_around_it() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    for number, block in enumerate(layers.MultiheadAttentionType().blocks(attention)[:3]):
+        matrix = torch.randn(1, 4, 4).requires_grad_()
+        whole = block.embedded(matrix, weight)
+        assert torch.equal(block.matrix(whole), matrix)
+        assert int((whole.detach() != 0).any(dim=1).sum()) == 4
+        (gradient,) = torch.autograd.grad(whole.sum(), matrix)
+        assert torch.equal(gradient, torch.ones_like(matrix))
+        vector = torch.ones(1, 4)
+        assert block.embedded_bias(vector, bias).view(3, 4).sum(1).tolist() == [4.0 * (i == number) for i in range(3)]
+    conv = nn.Conv2d(4, 6, 3, groups=2)
+    (block,) = layers.ConvType().blocks(conv)
+    assert torch.equal(block.embedded(block.matrix(conv.weight), conv.weight), conv.weight)
+    turned = Block("weight", input_dim=0)
+    table = torch.randn(5, 3)
+    assert torch.equal(turned.embedded(turned.matrix(table), table), table)

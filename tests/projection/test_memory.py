@@ -1114,3 +1114,24 @@ def test_query_key_and_value_share_a_subspace_under_any_budget() -> None:
         held = memory.subspaces
         assert held["self_attn:query"] is held["self_attn:key"] is held["self_attn:value"]
         assert held["self_attn:query"] is not held["linear1"]
+
+
+def test_importances_may_be_given_and_steps_follow_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4, bias=False))
+    memory = GradientMemory(model, threshold=0.9, alpha=math.inf)
+    memory.update([torch.randn(20, 2) @ torch.randn(2, 6)])
+    optimizer = SGD(model.parameters(), lr=1.0)
+    memory.attach(optimizer, road="gradient")
+    weight, basis = model.get_parameter("0.weight"), memory.subspaces["0"].basis[0]
+    for share in (1.0, 0.25):
+        given = torch.full_like(memory.subspaces["0"].importance, share)
+        memory.weigh({"0": given})
+        given.zero_()  # what was given is copied
+        before = weight.detach().clone()
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        expected = -(1 - share) * torch.ones_like(weight) @ basis
+        assert torch.allclose((weight.detach() - before) @ basis, expected, atol=1e-6)
+    with pytest.raises(ValueError, match=r"layer '0' has importances of shape \(1, 2\), got \(1, 5\)"):
+        memory.weigh({"0": torch.ones(1, 5)})

@@ -200,3 +200,39 @@ def test_dense_and_factored_projection_are_the_same() -> None:
         subspace.take_away(weight, bias, weight, bias)
         torch.testing.assert_close(torch.cat([weight, bias.unsqueeze(-1)], dim=-1), expected, atol=1e-5, rtol=0)
     assert 2 * subspace.rank.item() > 16
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_the_blocked_part_is_what_is_taken_away_and_lets_gradients_through(constant: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(2, 6 + constant, 3, generator=generator)).Q
+    weights = torch.rand(2, 3, generator=generator).requires_grad_()
+    subspace = Subspace(basis, weights.detach(), torch.tensor([3, 3]))
+    source = torch.randn(2, 5, 6, generator=generator)
+    bias = torch.randn(2, 5, generator=generator) if constant else None
+    target, target_bias = torch.zeros_like(source), None if bias is None else torch.zeros_like(bias)
+    subspace.take_away(source, bias, target, target_bias)
+    part, part_of_bias = Subspace(basis, weights, subspace.rank).blocked_part(source, bias)
+    assert torch.allclose(part, -target, atol=1e-6)
+    if part_of_bias is None or target_bias is None:
+        assert part_of_bias is None
+        assert target_bias is None
+    else:
+        assert torch.allclose(part_of_bias, -target_bias, atol=1e-6)
+    (gradient,) = torch.autograd.grad(part.sum(), weights)
+    assert float(gradient.abs().min()) > 0
+
+
+def test_another_choice_of_how_many_directions_to_add_is_followed() -> None:
+    statistic = statistic_of(random_rows(30, 6, seed=0))
+    seen: list[tuple[int, ...]] = []
+
+    def two(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
+        seen.append((old.shape[1], new.shape[1]))
+        assert (threshold, float(total)) == (0.9, pytest.approx(float(old.sum() + new.sum())))
+        return torch.tensor([2])
+
+    start = Subspace.empty(1, 6).grow(statistic, threshold=0.9, alpha=math.inf, choose=two)
+    assert start.rank.tolist() == [2]
+    assert start.grow(statistic, threshold=0.9, alpha=math.inf, choose=two).rank.tolist() == [4]
+    assert seen == [(0, 6), (2, 6)]

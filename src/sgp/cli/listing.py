@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.methods import METHODS
+from sgp.methods import METHODS, Joint, Method
 from sgp.networks import NETWORKS
 from sgp.registry import Registry
 
@@ -37,8 +37,16 @@ def main(arguments: list[str]) -> int:
         view.add_column()
         for name in registry:
             try:
-                view.add_row(name, escape(registry[name].description))
+                thing = registry[name]
+                view.add_row(name, escape(thing.description), *([_data(thing)] if registry is METHODS else []))
             except ValueError as error:  # of another package, which must not hide the rest
                 view.add_row(name, escape(str(error)))
         console.print(view)
     return 0
+
+
+def _data(method: type[Method[Any]]) -> str:
+    """What a method needs of old data, which not everybody may keep."""
+    if issubclass(method, Joint):
+        return "all data at once"
+    return "keeps old data" if method.keeps_data else "keeps no data"

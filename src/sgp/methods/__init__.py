@@ -2,16 +2,38 @@
 
 from typing import Any
 
+from sgp.methods.a_gem import AGEM
+from sgp.methods.der import DER
+from sgp.methods.er import ER
+from sgp.methods.ewc import EWC
 from sgp.methods.finetune import Finetune
+from sgp.methods.fs_dgpm import FSDGPM
 from sgp.methods.gpm import GPM
+from sgp.methods.hat import HAT
 from sgp.methods.method import Batch, Method, NoSettings
+from sgp.methods.multitask import Multitask
+from sgp.methods.owm import OWM
 from sgp.methods.sgp import SGP
+from sgp.methods.si import SI
+from sgp.methods.stl import STL
 from sgp.methods.supervised import Joint, Moment, Supervised
+from sgp.methods.trgp import TRGP
 from sgp.registry import Registry
 
 METHODS: Registry[type[Method[Any]]] = Registry("method")
 METHODS.add("finetune", Finetune)
+METHODS.add("multitask", Multitask)
+METHODS.add("stl", STL)
+METHODS.add("a-gem", AGEM)
+METHODS.add("er", ER)
+METHODS.add("der", DER)
+METHODS.add("ewc", EWC)
+METHODS.add("si", SI)
+METHODS.add("hat", HAT)
+METHODS.add("owm", OWM)
 METHODS.add("gpm", GPM)
 METHODS.add("sgp", SGP)
+METHODS.add("trgp", TRGP)
+METHODS.add("fs-dgpm", FSDGPM)
 
 __all__ = ["METHODS", "Batch", "Joint", "Method", "Moment", "NoSettings", "Supervised"]

@@ -55,11 +55,12 @@ class GPM(Method[GPMSettings]):
     name = "gpm"
     description = "gradient projection memory: no step along directions of earlier tasks"
     Settings: ClassVar[type[GPMSettings]] = GPMSettings
+    Memory: ClassVar[type[GradientMemory]] = GradientMemory
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         start, step = settings.threshold, settings.threshold_step
-        self.memory = GradientMemory(
+        self.memory = self.Memory(
             network,
             threshold={name: partial(_threshold, value, step) for name, value in start.items()}
             if isinstance(start, dict)
@@ -67,6 +68,7 @@ class GPM(Method[GPMSettings]):
             alpha=self._alpha(settings),
             exclude=exclude,
             bias=settings.bias,
+            rest=self._rest(settings),
             numerics=Numerics(settings.first_rank, settings.truncation, settings.orthogonalise),
             # The run's own checkpoint has the weights.
             anchor=False,
@@ -81,6 +83,10 @@ class GPM(Method[GPMSettings]):
     @staticmethod
     def _alpha(settings: GPMSettings) -> float:
         return math.inf
+
+    @staticmethod
+    def _rest(settings: GPMSettings) -> Literal["freeze", "free"]:
+        return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
         self.memory.attach(optimizer)

@@ -38,7 +38,7 @@ class Supervised(Method[S]):
         """A task begins; not called again when a run goes on inside it.
 
         Args:
-            head: of the task.
+            head: of the task. Where all tasks share one head it is the task's number, which networks then ignore.
             batches: its training examples in random order.
         """
 

@@ -68,6 +68,21 @@ class Block:
             part = weight[slice(*self.rows)]
             part.copy_(matrix.reshape(part.shape))
 
+    def embedded(self, matrix: Tensor, like: Tensor) -> Tensor:
+        """A tensor like the parameter with these matrices in the block's place and 0 elsewhere; gradients flow."""
+        if self.input_dim == 1 and self.rows == (0, None):
+            return matrix.reshape(like.shape)
+        whole = torch.zeros_like(like)
+        self.write(whole, matrix)
+        return whole
+
+    def embedded_bias(self, vector: Tensor, like: Tensor) -> Tensor:
+        """The same for the bias. vector: [groups, out]"""
+        start, end = self.bias_rows or self.rows
+        whole = torch.zeros_like(like)
+        whole[start:end] = vector.flatten()
+        return whole
+
 
 class LayerType:
     """What must be known of a layer type: its blocks, its inputs, and how an input unfolds into rows.

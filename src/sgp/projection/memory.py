@@ -253,6 +253,23 @@ class GradientMemory:
         for handle in protection.handles():
             handle.refresh(grown=True)
 
+    def weigh(self, importances: Mapping[str, Tensor]) -> None:
+        """Give bases other importances in [0, 1] than the update did, for methods that learn them.
+
+        Steps on the roads ``applied`` and ``gradient`` follow at once; the input side is of the last update.
+
+        Args:
+            importances: of all bases of some layers, by layer. [groups, k]
+        """
+        for name, importance in importances.items():
+            old = self._protection.subspaces[name]
+            if importance.shape != old.importance.shape:
+                raise ValueError(
+                    f"layer {name!r} has importances of shape {tuple(old.importance.shape)}, got "
+                    f"{tuple(importance.shape)}"
+                )
+            self._protection.subspaces[name] = Subspace(old.basis, importance.detach().clone(), old.rank)
+
     def capacity(self) -> Capacity:
         """What is protected and how much room is left, as data."""
         layout, dimensions = self._protection.layout, {}
@@ -407,11 +424,13 @@ class GradientMemory:
                         f"layer {name!r} has changed: its inputs have {statistic.groups} x "
                         f"{statistic.dimension} dimensions, its bases {start.groups} x {start.dimension}"
                     )
-                results[key] = start.grow(
-                    statistic, threshold=thresholds[name], alpha=self.alpha, numerics=self.numerics
-                )
+                results[key] = self._grow(start, statistic, thresholds[name])
             grown[name] = results[key]
         return grown
+
+    def _grow(self, start: Subspace, statistic: Statistic, threshold: float) -> Subspace:
+        """One layer's subspace after a task; a method that chooses bases by a rule of its own overrides this."""
+        return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics)
 
     def _refuse_unattached(self) -> None:
         """An update after training that nobody projected would promise what is lost already."""

@@ -9,6 +9,7 @@ side. Other layers have one group.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -22,6 +23,10 @@ ROUNDING = 2.0**-52
 # Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
 # squared because energies are compared, and no new direction.
 STORED_ROUNDING = 2.0**-46
+
+# How many directions a task adds to the bases [groups], from the energies of the old bases [groups, k], those of what
+# they leave over, strongest first [groups, r], the total [groups] and the threshold.
+Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,13 @@ class Subspace:
         return Subspace(self.basis.to(device, dtype), self.importance.to(device, dtype), self.rank.to(device))
 
     def grow(
-        self, statistic: Statistic, *, threshold: float, alpha: float, numerics: Numerics | None = None
+        self,
+        statistic: Statistic,
+        *,
+        threshold: float,
+        alpha: float,
+        numerics: Numerics | None = None,
+        choose: Choice | None = None,
     ) -> Subspace:
         """The subspace after one more task (Algorithm 1, the loop over layers).
 
@@ -155,6 +166,7 @@ class Subspace:
             threshold: epsilon_th of Eq. 1 and 5.
             alpha: the scale coefficient of Eq. 2; ``math.inf`` is GPM.
             numerics: where the published code differs.
+            choose: how many directions to add, if not the fewest that reach the threshold beside all old bases.
         """
         if statistic.count == 0:
             return self
@@ -170,7 +182,10 @@ class Subspace:
             total, surrogate, energies, directions = _from_gram(gram, M)
         old_rank = self.rank.to(M.device)
 
-        new = minimal_rank(energies, total, threshold)
+        if choose is None:
+            new = minimal_rank(energies, total, threshold)
+        else:
+            new = choose(surrogate, energies, total, threshold)
         if numerics.first_rank == "one-less":
             new = torch.where(old_rank == 0, (new - 1).clamp(min=0), new)
         largest = torch.cat([surrogate, energies], dim=-1).amax(-1)
@@ -220,13 +235,25 @@ class Subspace:
                 target_bias -= removed[..., inputs]
             return
         M = self.basis
-        coefficients = torch.matmul(source, M[:, :inputs])
-        if source_bias is not None:
-            coefficients += source_bias.unsqueeze(-1) * M[:, inputs:]
+        coefficients = along(M, source, source_bias)
         coefficients *= self.importance.unsqueeze(1)
         target.baddbmm_(coefficients, M[:, :inputs].mT, alpha=-1)
         if target_bias is not None:
             target_bias -= torch.matmul(coefficients, M[:, inputs].unsqueeze(-1)).squeeze(-1)
+
+    def blocked_part(self, source: Tensor, source_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`take_away` would subtract, as tensors of their own through which gradients flow.
+
+        Args:
+            source: matrices that meet the input on their last side. [groups, out, inputs]
+            source_bias: the part that meets the constant input, if the subspace has one. [groups, out]
+        """
+        inputs = source.shape[-1]
+        coefficients = along(self.basis, source, source_bias) * self.importance.unsqueeze(1)
+        if source_bias is None:
+            return coefficients @ self.basis[:, :inputs].mT, None
+        part = coefficients @ self.basis.mT
+        return part[..., :inputs], part[..., inputs]
 
     @property
     def _prefers_dense(self) -> bool:
@@ -237,6 +264,21 @@ class Subspace:
     def _projector(self) -> Tensor:
         """M Lambda M^T [groups, d, d]."""
         return (self.basis * self.importance.unsqueeze(1)) @ self.basis.mT
+
+
+def along(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """What matrices do along each basis: [groups, out, k].
+
+    Args:
+        basis: [groups, d, k]
+        matrix: meets the input on its last side. [groups, out, inputs]
+        bias: meets the constant input, if there is one. [groups, out]
+    """
+    inputs = matrix.shape[-1]
+    coefficients = torch.matmul(matrix, basis[:, :inputs])
+    if bias is not None:
+        coefficients += bias.unsqueeze(-1) * basis[:, inputs:]
+    return coefficients
 
 
 def _from_rows(rows: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -218,7 +218,7 @@ class Learner:
         learned = position + len(tasks)
         with self._timed("test"):
             # One after another: the floats of all tasks at once may not fit in memory.
-            seen = (self.stream[each] for each in range(learned))
+            seen = map(self._whole_task, range(learned))
             scores = [self._score(self._laid_out(each.test), each, "test").accuracy for each in seen]
         row = [accuracy for accuracy in scores if accuracy is not None]
         # Tasks that were learned at once have a row each, as if nothing had been learned after them.
@@ -239,9 +239,15 @@ class Learner:
 
     def task(self, position: int) -> Task:
         """A task of the stream, cut down and laid out in memory as the config says."""
-        task = self.stream[position]
+        task = self._whole_task(position)
         train, validation, test = map(self._laid_out, (task.train, task.validation, task.test))
         return replace(task, train=train, validation=validation, test=test)
+
+    def _whole_task(self, position: int) -> Task:
+        # A head that all tasks share answers to any number. It is called by the task's, by which a method that has
+        # something for each task can tell them apart.
+        task = self.stream[position]
+        return replace(task, head=position) if len(self.stream.heads) == 1 else task
 
     def _laid_out(self, examples: Examples) -> Examples:
         if self.config.samples is not None:

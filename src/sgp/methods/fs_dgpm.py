@@ -1,0 +1,344 @@
+"""FS-DGPM (Deng, Chen, Hao, Wang & Heng, NeurIPS 2021): flat minima, replay, and bases whose weights are learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from sgp.methods.buffer import Reservoir
+from sgp.methods.gpm import GPM, GPMSettings
+from sgp.methods.method import Batch
+from sgp.methods.replay import ReplaySettings, example_rows, laid_out
+from sgp.methods.supervised import Moment, Supervised
+from sgp.projection import GradientMemory, Subspace
+from sgp.projection.layout import Guard, layout_of
+from sgp.projection.statistic import Statistic
+
+# Of the sigmoid that keeps soft weights between 0 and 1.
+STEEPNESS = 10.0
+
+
+@dataclass(frozen=True)
+class FSDGPMSettings(GPMSettings, ReplaySettings):
+    """The memories of FS-DGPM, and its steps."""
+
+    memory_size: int = 1000
+    """The most examples that are kept, of all tasks together, at least 2."""
+    sharpness_lr: float = 0.001
+    """Rate eta_1 of the steps uphill that look for sharpness, at least 0; it falls as the learning rate does."""
+    soft_lr: float = 0.01
+    """Rate eta_2 of the bases' soft weights, at least 0; it falls as the learning rate does."""
+    inner_steps: int = 2
+    """Steps uphill, each on its part of the batch, at least 1."""
+    second_order: bool = False
+    """Whether the gradient also goes through the gradients of the steps uphill."""
+    soft_weights: Literal["repeated", "once", "orphaned"] = "repeated"
+    """How soft weights are learned. repeated: lambda := sigmoid(10 (lambda - eta_2 g)) in each step. once: lambda =
+    sigmoid(10 u), u := u - eta_2 g, so that steps add up. orphaned: lambda := sigmoid(10 lambda), which no gradient
+    reaches, as in the published code."""
+    momentum: float = 0.0
+    """Of weights and soft weights, in [0, 1); the published code has 0.9."""
+    clip: float = math.inf
+    """The largest entry of a step uphill, and the largest norm of the gradient, above 0; the published code has 2."""
+    norms: Literal["freeze", "free"] = "freeze"
+    """What happens to norm layers after the first task; the published code for Split CIFAR-100 trains them on."""
+
+    def __post_init__(self) -> None:
+        GPMSettings.__post_init__(self)
+        ReplaySettings.__post_init__(self)
+        # Written so that NaN fails too.
+        for name in ("sharpness_lr", "soft_lr"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if self.inner_steps < 1:
+            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        if self.soft_weights not in ("repeated", "once", "orphaned"):
+            raise ValueError(f"soft_weights must be repeated, once or orphaned, got {self.soft_weights!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if not self.clip > 0:
+            raise ValueError(f"clip must be above 0, got {self.clip}")
+        if self.norms not in ("freeze", "free"):
+            raise ValueError(f"norms must be freeze or free, got {self.norms!r}")
+
+
+class FreshMemory(GradientMemory):
+    """A gradient memory that begins anew with each update."""
+
+    def _grow(self, start: Subspace, statistic: Statistic, threshold: float) -> Subspace:
+        return super()._grow(Subspace.empty(start.groups, start.dimension), statistic, threshold)
+
+
+class _Call(NamedTuple):
+    """Of a linear layer; the output as it was before anything was done to it in place."""
+
+    layer: str
+    input: Tensor
+    output: GradientEdge
+
+
+def _is_by_rows(guard: Guard) -> bool:
+    return guard.layer_type.is_linear and len(guard.sources) == 1
+
+
+def _recorder(layer: str, calls: list[_Call]) -> Callable[..., None]:
+    """A hook that notes a layer's calls."""
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            calls.append(_Call(layer, args[0], get_gradient_edge(output)))
+
+    return hook
+
+
+def _summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Where several layers, or calls, have a part in one parameter, their sum."""
+    total: dict[str, Tensor] = {}
+    for part in parts:
+        for name, tensor in part.items():
+            total[name] = total[name] + tensor if name in total else tensor
+    return total
+
+
+class FSDGPM(GPM, Supervised[GPMSettings]):
+    """Steps that flatten the loss along old directions, on new and old examples, and move little along them.
+
+    Let M be a layer's bases and lambda their soft weights, 1 when a task begins. A training step cuts its batch into
+    parts; from the weights W on, part i gives a step uphill inside the old directions, W_i := W_{i-1} + eta_1 g_i M
+    diag(lambda) M^T with g_i the gradient at W_{i-1}. The loss is the mean over i of the cross-entropy at W_i of the
+    batch together with replayed examples. Its gradient first teaches lambda, with rate eta_2; what reaches W is then
+    g - g M diag(lambda) M^T. In the first task there are no bases and the steps uphill are g_i itself; parameters
+    without bases always have those. After each task the bases are found anew, from kept examples of all tasks.
+    """
+
+    name = "fs-dgpm"
+    description = "flattened sharpness and dynamic gradient projection: replay, and bases with learned weights"
+    Settings: ClassVar[type[GPMSettings]] = FSDGPMSettings
+    Memory = FreshMemory
+    keeps_data = True
+    settings: FSDGPMSettings
+
+    def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
+        super().__init__(network, settings, exclude=exclude)
+        self.buffer = Reservoir(settings.memory_size)
+        self._layout = layout_of(network, exclude=exclude, bias=settings.bias, rest=settings.norms, strict=False)
+        # By layer: lambda, or u of which lambda is the sigmoid; and momentum of that.
+        self._soft: dict[str, Tensor] = {}
+        self._soft_momentum: dict[str, Tensor] = {}
+        # By parameter; those of the optimizer, once it has some.
+        self._momentum: dict[str, Tensor] = {}
+        self._optimizer: Optimizer | None = None
+
+    @staticmethod
+    def _rest(settings: GPMSettings) -> Literal["freeze", "free"]:
+        assert isinstance(settings, FSDGPMSettings)
+        return settings.norms
+
+    def begin(self, head: int, batches: Iterable[Batch]) -> None:
+        self._forget_steps()
+        self._soft = {name: torch.ones_like(space.importance) for name, space in self.memory.subspaces.items()}
+        self._weigh()
+
+    def attach(self, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["momentum"] = self.settings.momentum
+        # The gradients of steps uphill must be whole, so that inputs may not be replaced.
+        self.memory.attach(optimizer, road="gradient")
+        for name, parameter in self.network.named_parameters():
+            if name in self._momentum:
+                optimizer.state[parameter]["momentum_buffer"] = self._momentum[name].clone()
+        self._optimizer = optimizer
+
+    def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
+        # All rates fall together.
+        share = optimizer.param_groups[0]["lr"] / optimizer.defaults["lr"]
+        soft = {name: value.clone().requires_grad_() for name, value in self._soft.items()}
+        optimizer.zero_grad()
+        loss = self._meta_loss(batch, head, self._weighted(soft), self.settings.sharpness_lr * share)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.settings.clip < math.inf:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
+        self._learn_soft({name: value.grad for name, value in soft.items()}, self.settings.soft_lr * share)
+        optimizer.step()
+        if self.settings.fill == "every-epoch" or moment.epoch == 0:
+            self.buffer.add(example_rows(batch, head))
+        return loss.item()
+
+    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
+        drawn = self.buffer.draw(self.consolidation_batch)
+        heads = drawn["heads"]
+
+        def forward(batch: Batch) -> Tensor:
+            # The bases do not depend on labels.
+            logits: Tensor = self.network(batch[0], heads)
+            return logits
+
+        super().consolidate([(drawn["inputs"], drawn["labels"])], forward)
+        self._forget_steps()
+
+    def soft_weights(self) -> dict[str, Tensor]:
+        """lambda of each basis by layer, [groups, k]."""
+        return {name: self._lambda(value) for name, value in self._soft.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "memory": super().state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "soft": dict(self._soft),
+            "soft_momentum": dict(self._soft_momentum),
+            "momentum": self._buffers(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state["memory"])
+        self.buffer.load_state_dict(state["buffer"])
+        self._soft, self._soft_momentum = dict(state["soft"]), dict(state["soft_momentum"])
+        self._momentum, self._optimizer = dict(state["momentum"]), None
+
+    def bytes(self) -> dict[str, int]:
+        soft = [*self._soft.values(), *self._soft_momentum.values()]
+        importances = [space.importance for space in self.memory.subspaces.values()]
+        return super().bytes() | {
+            "data": sum(self.buffer.bytes().values()),
+            "importances": sum(each.nbytes for each in [*soft, *importances]),
+            "momentum": sum(each.nbytes for each in self._buffers().values()),
+        }
+
+    def _meta_loss(self, batch: Batch, head: int, spaces: Mapping[str, Subspace], rate: float) -> Tensor:
+        """The mean loss of batch and replayed examples after each step uphill."""
+        inputs, labels = batch
+        everything, all_labels, heads = self._with_replay(batch, head)
+        weights: dict[str, Tensor] = dict(self.network.named_parameters())
+        # BatchNorm cannot normalise a single example.
+        parts = max(1, min(self.settings.inner_steps, len(labels) // 2))
+        losses = []
+        for part in zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True):
+            uphill = self._uphill(part, head, weights, spaces)
+            weights = weights | {name: torch.add(weights[name], step, alpha=rate) for name, step in uphill.items()}
+            logits = torch.func.functional_call(self.network, weights, (everything, heads))
+            losses.append(F.cross_entropy(logits, all_labels))
+        return torch.stack(losses).mean()
+
+    def _with_replay(self, batch: Batch, head: int) -> tuple[Tensor, Tensor, int | Tensor]:
+        """Inputs, labels and heads of a batch and of examples drawn beside it."""
+        inputs, labels = batch
+        drawn = self.buffer.draw(self.settings.memory_batch or len(labels))
+        if not drawn:
+            return inputs, labels, head
+        everything = torch.cat([inputs, laid_out(drawn["inputs"], inputs)])
+        heads = torch.cat([torch.full_like(labels, head), drawn["heads"]])
+        return everything, torch.cat([labels, drawn["labels"]]), heads
+
+    def _uphill(
+        self, batch: Batch, head: int, weights: dict[str, Tensor], spaces: Mapping[str, Subspace]
+    ) -> dict[str, Tensor]:
+        """The direction of a step uphill at some weights, for each parameter that matters here and may move.
+
+        The gradient of a linear layer is D^T X with few rows X, and D^T X M diag(lambda) M^T costs the least if the
+        rows are projected: so there the gradient D of the output is asked for, and not that of the weight.
+        """
+        inputs, labels = batch
+        guards = {name: self._layout.guards[name] for name in spaces}
+        by_rows = {name: guard for name, guard in guards.items() if _is_by_rows(guard)}
+        calls: list[_Call] = []
+        with ExitStack() as stack:
+            for name, guard in by_rows.items():
+                module = self.network.get_submodule(guard.sources[0].module)
+                stack.callback(module.register_forward_hook(_recorder(name, calls)).remove)
+            logits = torch.func.functional_call(self.network, weights, (inputs, head))
+        frozen = self._layout.frozen if self.memory.tasks else {}
+        apart = {*frozen, *(name for guard in by_rows.values() for name in guard.parameters)}
+        asked = {name: weight for name, weight in weights.items() if weight.requires_grad and name not in apart}
+        edges: list[Any] = [*asked.values(), *(call.output for call in calls)]  # torch takes both together
+        found = torch.autograd.grad(
+            F.cross_entropy(logits, labels),
+            edges,
+            create_graph=self.settings.second_order,
+            allow_unused=True,
+        )
+        directions = {name: g for name, g in zip(asked, found, strict=False) if g is not None}
+        inside = [self._projected(guards[name], spaces[name], directions) for name in spaces if name not in by_rows] + [
+            self._projected_rows(by_rows[call.layer], spaces[call.layer], call.input, D)
+            for call, D in zip(calls, found[len(asked) :], strict=True)
+            if D is not None
+        ]
+        directions |= _summed(inside)
+        clip = self.settings.clip
+        return directions if clip == math.inf else {n: step.clamp(-clip, clip) for n, step in directions.items()}
+
+    def _projected(self, guard: Guard, space: Subspace, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The part of a layer's gradient that lies along its bases."""
+        if guard.weight not in gradients:
+            return {}
+        block, gradient = guard.block, gradients[guard.weight]
+        offset = None if guard.bias is None else gradients[guard.bias]
+        part, part_of_bias = space.blocked_part(
+            block.matrix(gradient), None if offset is None else block.vector(offset)
+        )
+        parts = {guard.weight: block.embedded(part, gradient)}
+        if guard.bias is not None and offset is not None and part_of_bias is not None:
+            parts[guard.bias] = block.embedded_bias(part_of_bias, offset)
+        return parts
+
+    def _projected_rows(self, guard: Guard, space: Subspace, rows: Tensor, D: Tensor) -> dict[str, Tensor]:
+        """The same from a linear layer's inputs and the gradient of its outputs."""
+        rows, D = rows.reshape(-1, rows.shape[-1]), D.reshape(-1, D.shape[-1])
+        if not self.settings.second_order:
+            rows = rows.detach()
+        ones = None if guard.bias is None else rows.new_ones(1, len(rows))
+        part, part_of_constant = space.blocked_part(rows.unsqueeze(0), ones)
+        parts = {guard.weight: D.mT @ part[0]}
+        if guard.bias is not None and part_of_constant is not None:
+            parts[guard.bias] = D.mT @ part_of_constant[0]
+        return parts
+
+    def _weighted(self, soft: Mapping[str, Tensor]) -> dict[str, Subspace]:
+        """The layers' bases with weights through which gradients flow."""
+        spaces = self.memory.subspaces
+        return {
+            name: Subspace(spaces[name].basis, self._lambda(value), spaces[name].rank)
+            for name, value in soft.items()
+            if not spaces[name].is_empty
+        }
+
+    def _lambda(self, soft: Tensor) -> Tensor:
+        return torch.sigmoid(STEEPNESS * soft) if self.settings.soft_weights == "once" else soft
+
+    def _learn_soft(self, gradients: Mapping[str, Tensor | None], rate: float) -> None:
+        """One step of the soft weights; see the setting."""
+        rule, momentum = self.settings.soft_weights, self.settings.momentum
+        for name, gradient in gradients.items():
+            value = self._soft[name]
+            if rule != "orphaned" and gradient is not None:
+                if momentum:
+                    before = self._soft_momentum.get(name)
+                    gradient = gradient if before is None else before * momentum + gradient
+                    self._soft_momentum[name] = gradient
+                value = value - rate * gradient
+            self._soft[name] = value if rule == "once" else torch.sigmoid(STEEPNESS * value)
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Let the memory project with the soft weights as they are."""
+        self.memory.weigh(self.soft_weights())
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Momentum of each parameter that has some."""
+        if self._optimizer is None:
+            return dict(self._momentum)
+        states = {name: self._optimizer.state.get(p, {}) for name, p in self.network.named_parameters()}
+        return {n: state["momentum_buffer"] for n, state in states.items() if state.get("momentum_buffer") is not None}
+
+    def _forget_steps(self) -> None:
+        """Nothing of a task's steps is for the next."""
+        self._soft, self._soft_momentum = {}, {}
+        self._momentum, self._optimizer = {}, None

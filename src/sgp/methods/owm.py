@@ -1,0 +1,233 @@
+"""OWM (Zeng et al., Nature Machine Intelligence 2019): steps are orthogonal to the mean inputs of earlier tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+
+from sgp.methods.method import Batch
+from sgp.methods.supervised import Moment, Supervised
+from sgp.projection.layers import layer_type_of
+from sgp.projection.layout import check_patterns, matches
+
+Layer = nn.Linear | nn.Conv2d
+
+
+@dataclass(frozen=True)
+class OWMSettings:
+    """The projectors of OWM."""
+
+    alpha_start: float = 1.0
+    """The regulariser alpha at the start of each task, above 0: smaller blocks mean inputs more."""
+    alpha_decay: float | dict[str, float] = 0.01
+    """What alpha is multiplied by over a task, in (0, 1]; or by pattern on layer names."""
+    update: Literal["task", "step"] = "task"
+    """Projectors take in a task once it is learned, as its authors write, or at each of its steps, as published."""
+    clip_norm: float = 10.0
+    """Norm that the gradient of all parameters is cut to, above 0."""
+
+    def __post_init__(self) -> None:
+        # Written so that NaN fails too.
+        if not 0 < self.alpha_start < float("inf"):
+            raise ValueError(f"alpha_start must be above 0 and finite, got {self.alpha_start}")
+        for decay in self.alpha_decay.values() if isinstance(self.alpha_decay, dict) else [self.alpha_decay]:
+            if not 0 < decay <= 1:
+                raise ValueError(f"alpha_decay must be in (0, 1], got {decay}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
+
+
+class OWM(Supervised[OWMSettings]):
+    """Orthogonal weights modification.
+
+    Each layer has a projector P [d, d], at first I. For each batch, with r the mean of the layer's inputs over it:
+
+        P := P - (P r)(P r)^T / (alpha + r^T P r)     G := G P     alpha = alpha_start alpha_decay^(share of the task)
+
+    so that P = alpha (A A^T + alpha I)^-1 with the r of all batches as columns of A, if alpha is constant. The r of a
+    convolution are the patches of the mean map, one after another; all at once, as rows of R, they give
+
+        P := P - P R^T (alpha I + R P R^T)^-1 R P
+
+    A bias is the weight of one more input, which is 1. Parameters of other layers, such as norms, and stored statistics
+    of BatchNorm stay as the first task leaves them. The projection of the gradient is that of the step for plain SGD.
+    """
+
+    name = "owm"
+    description = "orthogonal weights modification: steps are orthogonal to mean inputs of earlier tasks"
+    Settings: ClassVar[type[OWMSettings]] = OWMSettings
+
+    def __init__(self, network: nn.Module, settings: OWMSettings, *, exclude: Sequence[str] = ()) -> None:
+        super().__init__(network, settings, exclude=exclude)
+        self.layers: dict[str, Layer] = {
+            name: module
+            for name, module in network.named_modules()
+            if isinstance(module, Layer) and layer_type_of(module) is not None and not matches(name, exclude)
+        }
+        # [groups, d, d] in float64: alpha is far below what float32 resolves beside 1, and P must stay positive.
+        self.projectors: dict[str, Tensor] = {}
+        self.tasks = 0
+        if isinstance(settings.alpha_decay, dict):
+            check_patterns(network, settings.alpha_decay, "alpha_decay")
+        self._decays = {name: _of_layer(settings.alpha_decay, name) for name in self.layers}
+
+    @property
+    def keeps_statistics(self) -> bool:
+        return self.tasks > 0
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Nothing acts on the optimizer: `step` does what is to be done."""
+
+    def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
+        optimizer.zero_grad()
+        with self._seen(self.settings.update == "step") as inputs:
+            loss = self.loss(batch, head, moment)
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            self._take_in(inputs, moment.share_of_task)
+            self._project()
+            clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
+        optimizer.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
+        if self.settings.update == "task":
+            # Gone through twice, since alpha wants to know how many examples there are.
+            again = list(batches) if isinstance(batches, Iterator) else batches
+            whole, done = sum(len(labels) for _, labels in again), 0
+            with self._evaluating():
+                for batch in again:
+                    with self._seen(True) as inputs:
+                        log_likelihood(batch)
+                    self._take_in(inputs, done / whole)
+                    done += len(batch[1])
+        self.tasks += 1
+
+    @contextmanager
+    def _seen(self, wanted: bool) -> Iterator[dict[str, list[Tensor]]]:
+        """The inputs that layers get meanwhile, as means over the batch with a batch of one."""
+        inputs: dict[str, list[Tensor]] = {}
+
+        def before(name: str, input: Tensor) -> None:
+            inputs.setdefault(name, []).append(input.detach().mean(dim=0, keepdim=True))
+
+        handles = [
+            layer.register_forward_pre_hook(lambda _, args, name=name: before(name, args[0]))
+            for name, layer in self.layers.items()
+            if wanted
+        ]
+        try:
+            yield inputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modes = {module: module.training for module in self.network.modules()}
+        self.network.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+
+    def _take_in(self, inputs: Mapping[str, Sequence[Tensor]], share: float) -> None:
+        """Update projectors by the mean inputs of one batch."""
+        for name, means in inputs.items():
+            alpha = self.settings.alpha_start * self._decays[name] ** share
+            for mean in means:
+                rows = self._rows(name, mean)
+                if name not in self.projectors:
+                    groups, _, d = rows.shape
+                    self.projectors[name] = torch.eye(d, dtype=rows.dtype, device=rows.device).repeat(groups, 1, 1)
+                shrink(self.projectors[name], rows, alpha)
+
+    def _rows(self, name: str, input: Tensor) -> Tensor:
+        """An input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d], float64."""
+        layer = self.layers[name]
+        layer_type = layer_type_of(layer)
+        assert layer_type is not None
+        rows = layer_type.rows(layer, input).double()
+        return rows if layer.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+
+    def _project(self) -> None:
+        for name, projector in self.projectors.items():
+            weight, bias = self.layers[name].weight, self.layers[name].bias
+            if weight.grad is None:
+                continue
+            groups = len(projector)
+            joint = weight.grad.reshape(groups, len(weight) // groups, -1)
+            if bias is not None:
+                assert bias.grad is not None
+                joint = torch.cat([joint, bias.grad.reshape(groups, -1, 1)], dim=-1)
+            joint = joint @ projector.to(joint.dtype)
+            if bias is not None:
+                bias.grad.copy_(joint[..., -1].reshape(bias.shape))  # type: ignore[union-attr]
+                joint = joint[..., :-1]
+            weight.grad.copy_(joint.reshape(weight.shape))
+        if self.tasks:
+            for parameter in self._rest():
+                parameter.grad = None
+
+    def _rest(self) -> Iterator[nn.Parameter]:
+        """Parameters of layers that have no projector and are not of single tasks."""
+        guarded = {id(parameter) for layer in self.layers.values() for parameter in layer.parameters()}
+        for name, parameter in self.network.named_parameters():
+            if id(parameter) not in guarded and not matches(name, self.exclude):
+                yield parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"projectors": dict(self.projectors), "tasks": self.tasks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.projectors = {name: projector.clone() for name, projector in state["projectors"].items()}
+        self.tasks = state["tasks"]
+
+    def bytes(self) -> dict[str, int]:
+        return {"projectors": sum(projector.nbytes for projector in self.projectors.values())}
+
+    def free(self) -> dict[str, float]:
+        shares = {name: _trace(projector) / projector[..., 0].numel() for name, projector in self.projectors.items()}
+        return {name: shares.get(name, 1.0) for name in self.layers}
+
+
+def shrink(projector: Tensor, rows: Tensor, alpha: float) -> None:
+    """Take rows out of a projector, in place, as one after another would be. [groups, d, d] and [groups, n, d]."""
+    if rows.shape[1] > rows.shape[2]:
+        # Only R^T R matters: a triangle of d rows has the same.
+        rows = torch.linalg.qr(rows, mode="r").R
+    taken = rows @ projector
+    inner = torch.baddbmm(
+        torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device).expand(len(rows), -1, -1),
+        rows,
+        taken.mT,
+        beta=alpha,
+    )
+    # With inner = L L^T the change is -V^T V, V = L^-1 R P. Nothing is raised here: where numbers are none, so is the
+    # loss, and the loop says so.
+    root = torch.linalg.cholesky_ex(inner).L
+    change = torch.linalg.solve_triangular(root, taken, upper=False)
+    projector.baddbmm_(change.mT, change, alpha=-1)
+
+
+def _trace(matrices: Tensor) -> float:
+    return matrices.diagonal(dim1=-2, dim2=-1).sum().item()
+
+
+def _of_layer(decay: float | dict[str, float], name: str) -> float:
+    """The decay of a layer; where patterns are given, that of the first which matches."""
+    if not isinstance(decay, dict):
+        return decay
+    pattern = matches(name, decay)
+    if pattern is None:
+        raise ValueError(f"alpha_decay: no pattern matches the layer {name!r}; add one, such as '*'")
+    return decay[pattern]

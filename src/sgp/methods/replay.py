@@ -1,0 +1,91 @@
+"""What methods share that keep examples of old tasks and learn from them again."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from sgp.methods.buffer import Buffer
+from sgp.methods.method import Batch
+from sgp.methods.supervised import Moment, Supervised
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The memory of a method that keeps examples."""
+
+    memory_size: int = 2000
+    """The most examples that are kept, of all tasks together, at least 2."""
+    memory_batch: int | None = None
+    """How many of them are drawn for a training step, at least 2; none: as many as the step has of its own."""
+    fill: Literal["first-epoch", "every-epoch"] = "first-epoch"
+    """When a task's examples are offered to the memory: in its first epoch, so each once, or in every epoch again."""
+
+    def __post_init__(self) -> None:
+        # A single example is nothing that BatchNorm could normalise.
+        if self.memory_size < 2:
+            raise ValueError(f"memory_size must be at least 2, got {self.memory_size}")
+        if self.memory_batch is not None and self.memory_batch < 2:
+            raise ValueError(f"memory_batch must be at least 2 or none, got {self.memory_batch}")
+        if self.fill not in ("first-epoch", "every-epoch"):
+            raise ValueError(f"fill must be first-epoch or every-epoch, got {self.fill!r}")
+
+
+R = TypeVar("R", bound=ReplaySettings)
+
+
+class Replay(Supervised[R]):
+    """A method whose only state is a buffer of examples."""
+
+    keeps_data = True
+
+    @property
+    @abstractmethod
+    def buffer(self) -> Buffer:
+        """What is kept."""
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Nothing acts on the optimizer."""
+
+    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
+        """What is kept of a task was taken in while it was learned."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.buffer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.buffer.load_state_dict(state)
+
+    def bytes(self) -> dict[str, int]:
+        return {"data": sum(self.buffer.bytes().values())}
+
+    def _offers(self, moment: Moment) -> bool:
+        """Whether the examples of this step are offered to the memory."""
+        return self.settings.fill == "every-epoch" or moment.epoch == 0
+
+    def _count(self, batch: Batch) -> int:
+        """How many examples to draw beside a batch."""
+        return self.settings.memory_batch or len(batch[1])
+
+    def _replay_loss(self, drawn: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """The mean cross-entropy of kept examples, each through its own head. like: inputs of the step."""
+        return F.cross_entropy(self.network(laid_out(drawn["inputs"], like), drawn["heads"]), drawn["labels"])
+
+
+def example_rows(batch: Batch, head: int) -> dict[str, Tensor]:
+    """A batch as a buffer keeps it: inputs as the network takes them, labels, and the head of each."""
+    inputs, labels = batch
+    return {"inputs": inputs, "labels": labels, "heads": torch.full_like(labels, head)}
+
+
+def laid_out(inputs: Tensor, like: Tensor) -> Tensor:
+    """Inputs in the memory format of others, on which the last bits of a convolution depend."""
+    images_last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return inputs.contiguous(memory_format=torch.channels_last) if images_last else inputs

@@ -1,0 +1,219 @@
+"""A-GEM: no step raises the loss on the memory to first order, and a step that would not is left alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from sgp.methods import Batch, Moment
+from sgp.methods.a_gem import AGEM, AGEMSettings, project
+from sgp.networks import MLP, LeNet, ResNet18
+
+NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
+
+
+def made(heads: tuple[int, ...] = (3, 3), **settings: Any) -> AGEM:
+    torch.manual_seed(0)
+    return AGEM(MLP((12, 16), heads), AGEMSettings(**settings), exclude=["heads.*"])
+
+
+def batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def filled(method: AGEM, examples: Batch, head: int = 0) -> AGEM:
+    """With a batch in the memory, and the weights as they were."""
+    method.step(examples, head, NOW, SGD(method.network.parameters(), lr=0.0))
+    return method
+
+
+def gradient(network: nn.Module, examples: Batch, head: int) -> Tensor:
+    """Of the mean loss, over all weights as one vector in float64."""
+    loss = F.cross_entropy(network(examples[0], head), examples[1])
+    found = torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
+    return torch.cat([part.flatten() for part in found]).double()
+
+
+def weights(network: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in network.parameters()]).double()
+
+
+def against(examples: Batch) -> Batch:
+    """The same inputs with other labels, which pull the other way."""
+    return examples[0], (examples[1] + 1) % 3
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["heads of their own", "one head"])
+def test_a_step_never_raises_the_loss_on_the_memory_to_first_order(shared: bool) -> None:
+    heads = (3,) if shared else (3, 3)
+    conflicts = 0
+    for seed in range(30):
+        old, new = batch(seed), batch(100 + seed)
+        # Half of the tasks contradict the memory outright.
+        method = filled(made(heads), old)
+        new = against(old) if seed % 2 else new
+        reference, g = gradient(method.network, old, 0), gradient(method.network, new, 1)
+        before = weights(method.network)
+        method.step(new, 1, NOW, SGD(method.network.parameters(), lr=1.0))
+        taken = before - weights(method.network)
+        assert taken @ reference >= -1e-6 * taken.norm() * reference.norm()
+        if g @ reference < 0:
+            conflicts += 1
+            expected = g - (g @ reference) / (reference @ reference) * reference
+            torch.testing.assert_close(taken, expected, atol=1e-6, rtol=1e-5)
+        else:
+            torch.testing.assert_close(taken, g, atol=1e-6, rtol=1e-5)
+    assert 3 < conflicts < 30
+
+
+def test_a_gradient_that_is_aligned_with_the_reference_is_not_touched() -> None:
+    weight, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
+    weight.grad, other.grad = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.1, 0.2])
+    for reference in (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 0.0]), torch.zeros(3)):
+        project([weight, other], [reference, None])
+        assert weight.grad.tolist() == [1.0, -2.0, 0.5]
+        assert torch.equal(other.grad, torch.tensor([0.1, 0.2]))
+
+
+def test_the_gradient_is_projected_as_one_vector() -> None:
+    """The first weight alone would be aligned; together they are not, so both change."""
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    first.grad, second.grad = torch.tensor([1.0]), torch.tensor([-3.0])
+    project([first, second], [torch.tensor([1.0]), torch.tensor([1.0])])
+    assert (first.grad.tolist(), second.grad.tolist()) == ([2.0], [-2.0])
+
+
+def test_weights_that_only_the_memory_reaches_move_too() -> None:
+    reached, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    reached.grad = torch.tensor([-2.0])
+    project([reached, other], [torch.tensor([1.0]), torch.tensor([1.0])])
+    assert reached.grad.tolist() == [-1.0]
+    assert other.grad is not None
+    assert other.grad.tolist() == [1.0]
+
+
+def test_a_reference_whose_length_is_rounded_to_nothing_is_none() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.tensor([-1.0])
+    project([weight], [torch.tensor([1e-30])])
+    assert weight.grad.tolist() == [-1.0]
+
+
+def test_the_first_task_is_plain_sgd() -> None:
+    method, plain = made(), made()
+    ours, theirs = (SGD(each.network.parameters(), lr=0.1) for each in (method, plain))
+    for seed in range(4):
+        method.step(batch(seed), 0, NOW, ours)
+        theirs.zero_grad()
+        plain.loss(batch(seed), 0, NOW).backward()  # type: ignore[no-untyped-call]
+        theirs.step()
+    assert torch.equal(weights(method.network), weights(plain.network))
+    assert len(method.buffer) > 0
+
+
+def test_the_memory_is_learned_through_its_own_heads() -> None:
+    """The reference has a gradient in the old head, and none in the new one."""
+    old = batch(1)
+    method = filled(made(), old)
+    reference = gradient(method.network, old, 0)
+    drawn = method.buffer.take(method.buffer.others(1))
+    loss = method._replay_loss(drawn, like=old[0])
+    found = torch.autograd.grad(loss, list(method.network.parameters()), materialize_grads=True)
+    torch.testing.assert_close(torch.cat([part.flatten() for part in found]).double(), reference)
+
+
+@pytest.mark.parametrize(("memory_batch", "count"), [(None, 8), (5, 5), (100, 20)])
+def test_as_many_are_drawn_as_asked_for_or_as_the_batch_has(memory_batch: int | None, count: int) -> None:
+    method = filled(made(memory_batch=memory_batch), batch(1, 20))
+    sizes: list[int] = []
+    method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    method.step(batch(2), 1, NOW, SGD(method.network.parameters(), lr=0.1))
+    assert sizes == [count, 8]
+
+
+def test_the_loss_that_is_told_is_that_of_the_batch() -> None:
+    method = filled(made(), batch(1))
+    new = batch(2)
+    expected = F.cross_entropy(method.network(new[0], 1), new[1]).item()
+    assert method.step(new, 1, NOW, SGD(method.network.parameters(), lr=0.1)) == pytest.approx(expected)
+
+
+def test_examples_are_offered_in_the_first_epoch_of_a_task_or_in_every_one() -> None:
+    for fill, kept in (("first-epoch", batch(1)), ("every-epoch", batch(2))):
+        method = made(fill=fill, per_class=1, memory_size=3)
+        optimizer = SGD(method.network.parameters(), lr=0.1)
+        method.step(batch(1), 0, NOW, optimizer)
+        method.step(batch(2), 0, LATER, optimizer)
+        latest = {tuple(kept[0][kept[1] == label][-1].tolist()) for label in kept[1].unique().tolist()}
+        assert {tuple(row) for row in method.buffer.contents["inputs"].tolist()} == latest
+
+
+def test_bytes_are_those_of_inputs_labels_and_heads() -> None:
+    method = filled(made(memory_size=10), batch(1, 40))
+    assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8)}
+    assert method.keeps_data
+
+
+@pytest.mark.parametrize("kind", [LeNet, ResNet18])
+def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    method = AGEM(kind((3, 32, 32), heads=(2, 1)), AGEMSettings())
+    optimizer = SGD(method.network.parameters(), lr=0.01)
+    for head in (0, 0, 1, 1):
+        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
+        assert 0 <= method.step(examples, head, NOW, optimizer) < 100
+    assert len(method.buffer) == 16
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"memory_size": 0}, {"memory_batch": 0}, {"fill": "never"}, {"per_class": 0}],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        AGEMSettings(**bad)
+
+
+@pytest.mark.parametrize("kind", ["split", "permuted"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    class Stop(Exception):  # noqa: N818 (nothing is wrong)
+        pass
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
+            raise Stop
+
+    config = small("a-gem", kind=kind, tasks=2, epochs=3, memory_size=30, fill="every-epoch")
+    learner = run(tmp_path / "whole", config)
+    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", config, stop)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+    assert isinstance(learner.method, AGEM)
+    assert len(learner.method.buffer) == 30
+
+
+def test_a_gem_forgets_less_than_finetuning_also_where_tasks_share_a_head(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import events, run, small
+
+    forgotten = {}
+    for method in ("finetune", "a-gem"):
+        run(tmp_path / method, small(method, kind="permuted", epochs=3))
+        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
+    assert forgotten["a-gem"] > forgotten["finetune"] + 5

@@ -1,0 +1,184 @@
+"""Dark experience replay: the memory has the logits of the moment of insertion, and answers are held to them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from sgp.methods import Batch, Moment
+from sgp.methods.der import DER, DERSettings, distance
+from sgp.networks import MLP, LeNet, ResNet18
+
+NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
+
+
+def made(heads: tuple[int, ...] = (3, 3), **settings: Any) -> DER:
+    torch.manual_seed(0)
+    return DER(MLP((12, 16), heads), DERSettings(**settings), exclude=["heads.*"])
+
+
+def batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def test_stored_logits_are_those_of_the_moment_of_insertion() -> None:
+    method = made()
+    optimizer = SGD(method.network.parameters(), lr=0.5)
+    first, second = batch(1), batch(2)
+    with torch.no_grad():
+        before = method.network(first[0], 0).clone()
+    method.step(first, 0, NOW, optimizer)
+    with torch.no_grad():
+        between = method.network(second[0], 1).clone()
+    method.step(second, 1, NOW, optimizer)
+    for seed in range(3):
+        method.step(batch(3 + seed), 1, Moment(0, 0.5, 0.5), optimizer)
+    contents = method.buffer.contents
+    torch.testing.assert_close(contents["logits"][:16], torch.cat([before, between]))
+    assert torch.equal(contents["inputs"][:16], torch.cat([first[0], second[0]]))
+    with torch.no_grad():
+        now = method.network(first[0], 0)
+    assert (now - before).abs().max() > 0.01  # while the network itself has moved on
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.7])
+def test_the_loss_has_the_distance_to_stored_logits_and_for_der_plus_plus_the_labels_too(beta: float) -> None:
+    method = made(alpha=0.3, beta=beta)
+    old, new = batch(1, 6), batch(2)
+    with torch.no_grad():
+        stored = method.network(old[0], 0).clone()
+    method.step(old, 0, NOW, SGD(method.network.parameters(), lr=0.5))
+    loss = method.loss(new, 1, LATER)  # draws all six
+    answers = method.network(old[0], 0)
+    expected = (
+        F.cross_entropy(method.network(new[0], 1), new[1])
+        + 0.3 * (answers - stored).square().mean()
+        + beta * F.cross_entropy(answers, old[1])
+    )
+    torch.testing.assert_close(loss, expected)
+    wrong = method.network(old[0], 1)
+    assert abs(float(((wrong - stored).square().mean() - (answers - stored).square().mean()).detach())) > 1e-3
+    gradients = [torch.autograd.grad(value, list(method.network.parameters())) for value in (loss, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_der_plus_plus_draws_twice() -> None:
+    sizes: list[int] = []
+    for beta in (0.0, 0.5):
+        method = made(beta=beta, memory_batch=5)
+        method.step(batch(1, 20), 0, NOW, SGD(method.network.parameters(), lr=0.1))
+        method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+        method.loss(batch(2), 1, NOW)
+    assert sizes == [8, 5, 8, 5, 5]
+
+
+def test_heads_of_different_class_counts_make_no_nan() -> None:
+    counts = (2, 5, 1, 3)
+    method = made(counts, beta=0.5)
+    optimizer = SGD(method.network.parameters(), lr=0.1)
+    for head, classes in enumerate(counts):
+        for seed in range(3):
+            assert math.isfinite(method.step(batch(seed, 8, classes), head, NOW, optimizer))
+            assert all(torch.isfinite(weight).all() for weight in method.network.parameters())
+    contents = method.buffer.contents
+    assert contents["logits"].shape == (len(method.buffer), 5)
+    for logits, head in zip(contents["logits"], contents["heads"].tolist(), strict=True):
+        assert torch.isfinite(logits[: counts[head]]).all()
+        assert (logits[counts[head] :] == -math.inf).all()
+
+
+def test_the_distance_is_the_mean_over_classes_that_there_are_and_so_is_its_gradient() -> None:
+    inf = math.inf
+    answers = torch.tensor([[1.0, 2.0, 4.0], [3.0, -inf, -inf]], requires_grad=True)
+    stored = torch.tensor([[0.0, 2.0, 2.0, -inf], [1.0, -inf, -inf, -inf]])
+    found = distance(answers, stored)
+    assert found.item() == pytest.approx((1 + 0 + 4 + 4) / 4)
+    found.backward()  # type: ignore[no-untyped-call]
+    assert answers.grad is not None
+    assert answers.grad.tolist() == [[0.5, 0.0, 1.0], [1.0, 0.0, 0.0]]
+
+
+def test_examples_are_offered_in_every_epoch_or_in_the_first_of_a_task() -> None:
+    for fill, seen in (("first-epoch", 8), ("every-epoch", 16)):
+        method = made(fill=fill)
+        optimizer = SGD(method.network.parameters(), lr=0.1)
+        for moment in (NOW, LATER):
+            method.step(batch(1), 0, moment, optimizer)
+        assert method.buffer.seen == seen
+    assert DERSettings().fill == "every-epoch"
+
+
+def test_bytes_tell_data_and_logits_apart() -> None:
+    method = made(memory_size=10)
+    assert method.bytes() == {"data": 0, "logits": 0}
+    method.step(batch(1, 40), 0, NOW, SGD(method.network.parameters(), lr=0.1))
+    assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
+    assert sum(method.bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
+    assert method.keeps_data
+
+
+@pytest.mark.parametrize("kind", [LeNet, ResNet18])
+def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    method = DER(kind((3, 32, 32), heads=(2, 1)), DERSettings(beta=0.5))
+    optimizer = SGD(method.network.parameters(), lr=1e-4)
+    for head in (0, 0, 1, 1):
+        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
+        assert 0 <= method.step(examples, head, NOW, optimizer) < 100
+    assert len(method.buffer) == 16
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"alpha": -0.1}, {"alpha": math.nan}, {"beta": -1.0}, {"beta": math.inf}, {"memory_size": 1}, {"memory_batch": 1}],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        DERSettings(**bad)
+
+
+@pytest.mark.parametrize("kind", ["split", "permuted"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    class Stop(Exception):  # noqa: N818 (nothing is wrong)
+        pass
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
+            raise Stop
+
+    config = small("der", kind=kind, tasks=2, epochs=3, memory_size=30, beta=0.2)
+    learner = run(tmp_path / "whole", config)
+    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", config, stop)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+    assert isinstance(learner.method, DER)
+    assert len(learner.method.buffer) == 30
+
+
+def test_dark_replay_forgets_less_than_finetuning(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import events, run, small
+
+    forgotten = {}
+    for method in ("finetune", "der"):
+        run(tmp_path / method, small(method, kind="permuted", epochs=3))
+        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
+    assert forgotten["der"] > forgotten["finetune"] + 5

@@ -1,0 +1,178 @@
+"""Experience replay: old examples are learned again, each through the head of its own task."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from sgp.methods import Batch, Moment
+from sgp.methods.er import ER, ERSettings
+from sgp.networks import MLP, LeNet, ResNet18
+
+NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
+
+
+def made(heads: tuple[int, ...] = (3, 3), **settings: Any) -> ER:
+    torch.manual_seed(0)
+    return ER(MLP((12, 16), heads), ERSettings(**settings), exclude=["heads.*"])
+
+
+def batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def filled(method: ER, *tasks: tuple[Batch, int]) -> ER:
+    """With what batches of tasks leave in the memory, and the weights as they were."""
+    still = SGD(method.network.parameters(), lr=0.0)
+    for examples, head in tasks:
+        method.step(examples, head, NOW, still)
+    return method
+
+
+def summed(network: nn.Module, examples: Batch, head: int) -> Tensor:
+    return F.cross_entropy(network(examples[0], head), examples[1], reduction="sum")
+
+
+@pytest.mark.parametrize("heads", [(3, 3), (2, 3), (3,)], ids=str)
+def test_the_loss_is_the_mean_over_the_batch_and_the_memory_each_through_its_own_head(heads: tuple[int, ...]) -> None:
+    old, new = batch(1, 6, heads[0]), batch(2, 8, heads[-1])
+    method = filled(made(heads), (old, 0))
+    loss = method.loss(new, 1, LATER)  # draws all six
+    expected = (summed(method.network, new, 1) + summed(method.network, old, 0)) / 14
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(value, list(method.network.parameters())) for value in (loss, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    if heads == (3, 3):  # and through another head it would be something else
+        wrong = (summed(method.network, new, 1) + summed(method.network, old, 1)) / 14
+        assert abs(float((loss - wrong).detach())) > 1e-3
+
+
+def test_the_heads_of_old_tasks_go_on_learning() -> None:
+    method = filled(made(), (batch(1), 0))
+    before = [weight.clone() for weight in method.network.heads.parameters()]  # type: ignore[union-attr]
+    method.step(batch(2), 1, NOW, SGD(method.network.parameters(), lr=0.1))
+    after = list(method.network.heads.parameters())  # type: ignore[union-attr]
+    assert all(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_the_first_step_is_a_plain_one() -> None:
+    method, new = made(), batch(1)
+    torch.testing.assert_close(method.loss(new, 0, NOW), summed(method.network, new, 0) / 8)
+
+
+@pytest.mark.parametrize(("memory_batch", "count"), [(None, 8), (5, 5), (100, 20)])
+def test_as_many_are_drawn_as_asked_for_or_as_the_batch_has(memory_batch: int | None, count: int) -> None:
+    method = filled(made(memory_batch=memory_batch), (batch(1, 20), 0))
+    sizes: list[int] = []
+    method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    method.loss(batch(2), 1, NOW)
+    assert sizes == [8 + count]
+
+
+def test_examples_are_offered_in_the_first_epoch_of_a_task_or_in_every_one() -> None:
+    for fill, seen in (("first-epoch", 8), ("every-epoch", 16)):
+        method = made(fill=fill)
+        optimizer = SGD(method.network.parameters(), lr=0.1)
+        for moment in (NOW, LATER):
+            method.step(batch(1), 0, moment, optimizer)
+        assert method.buffer.seen == seen
+
+
+def test_the_memory_has_inputs_labels_and_heads_and_says_so() -> None:
+    old, new = batch(1), batch(2)
+    method = filled(made(memory_size=16), (old, 0), (new, 1))
+    contents = method.buffer.contents
+    assert torch.equal(contents["inputs"], torch.cat([old[0], new[0]]))
+    assert torch.equal(contents["labels"], torch.cat([old[1], new[1]]))
+    assert contents["heads"].tolist() == [0] * 8 + [1] * 8
+    assert method.bytes() == {"data": 16 * (12 * 4 + 8 + 8)}
+    assert method.keeps_data
+
+
+def test_the_published_reservoir_is_an_option() -> None:
+    assert made().buffer.draws == "uniform"
+    assert made(reservoir="one-less").buffer.draws == "one-less"
+
+
+def test_images_of_the_memory_have_the_format_of_the_batch() -> None:
+    """Else the last bits of a convolution would depend on whether the memory has been in a file."""
+    torch.manual_seed(0)
+    method = ER(LeNet(heads=(2, 2)), ERSettings())
+    images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    labels = torch.tensor([0, 1, 0, 1])
+    formats: list[bool] = []
+    method.network.register_forward_pre_hook(
+        lambda _, inputs: formats.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    optimizer = SGD(method.network.parameters(), lr=0.01)
+    for _ in range(2):
+        method.step((images, labels), 0, NOW, optimizer)
+    assert formats == [True, True]
+
+
+@pytest.mark.parametrize("kind", [LeNet, ResNet18])
+def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    method = ER(kind((3, 32, 32), heads=(2, 1)), ERSettings())
+    optimizer = SGD(method.network.parameters(), lr=0.01)
+    for head in (0, 0, 1, 1):
+        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
+        loss = method.step(examples, head, NOW, optimizer)
+        assert 0 <= loss < 100
+    assert len(method.buffer) == 16
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"memory_size": 1}, {"memory_batch": 1}, {"fill": "never"}, {"reservoir": "biased"}],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        ERSettings(**bad)
+
+
+@pytest.mark.parametrize("kind", ["split", "permuted"])
+def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    class Stop(Exception):  # noqa: N818 (nothing is wrong)
+        pass
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
+            raise Stop
+
+    config = small("er", kind=kind, tasks=2, epochs=3, memory_size=30, fill="every-epoch")
+    learner = run(tmp_path / "whole", config)
+    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", config, stop)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+    assert isinstance(learner.method, ER)
+    assert len(learner.method.buffer) == 30
+    assert set(learner.method.buffer.contents["heads"].tolist()) == {0, 1}
+
+
+def test_replay_forgets_less_than_finetuning(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import events, run, small
+
+    forgotten = {}
+    for method in ("finetune", "er"):
+        run(tmp_path / method, small(method, kind="permuted", epochs=3))
+        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
+    assert forgotten["er"] > forgotten["finetune"] + 5

@@ -1,0 +1,423 @@
+"""EWC: its penalty is the quadratic that it claims, added once per step, and it holds old tasks."""
+
+import copy
+import io
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sgp.methods import METHODS, Batch
+from sgp.methods.ewc import EWC, EWCSettings
+from sgp.methods.fisher import fisher_of_samples
+from sgp.networks import MLP, LeNet, ResNet18
+
+WIDTHS = (6, 8)
+
+
+def network() -> MLP:
+    torch.manual_seed(0)
+    return MLP(WIDTHS, (3, 2))
+
+
+def batch(task: int, count: int = 20) -> Batch:
+    generator = torch.Generator().manual_seed(task)
+    classes = (3, 2)[task]
+    return torch.randn(count, WIDTHS[0], generator=generator), torch.randint(classes, (count,), generator=generator)
+
+
+def made(**settings: Any) -> EWC:
+    return EWC(network(), EWCSettings(**({"strength": 3.0} | settings)), exclude=["heads.*"])
+
+
+def consolidate(method: EWC, task: int) -> None:
+    def log_likelihood(batch: Batch) -> Tensor:
+        return -F.cross_entropy(method.network(batch[0], task), batch[1], reduction="none")
+
+    method.consolidate([batch(task)], log_likelihood)
+
+
+def loss(method: EWC, task: int) -> Tensor:
+    inputs, labels = batch(task)
+    return F.cross_entropy(method.network(inputs, task), labels)
+
+
+def move(method: EWC, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in method.network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+
+
+def learned(**settings: Any) -> EWC:
+    """One task is known, and the weights are no longer where they were."""
+    method = made(**settings)
+    consolidate(method, 0)
+    move(method, 1)
+    return method
+
+
+def gradients(method: EWC) -> dict[str, Tensor]:
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in method.network.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def with_penalty(method: EWC, task: int) -> dict[str, Tensor]:
+    """Autograd's own gradient of the loss and the penalty."""
+    names, weights = zip(*method.network.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss(method, task) + method.penalty(), weights, allow_unused=True)
+    return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], msg=name)
+
+
+def sgd(method: EWC, lr: float = 0.1) -> torch.optim.SGD:
+    optimizer = torch.optim.SGD(method.network.parameters(), lr=lr)
+    method.attach(optimizer)
+    return optimizer
+
+
+def test_the_penalty_is_the_quadratic_of_fisher_and_anchor() -> None:
+    method = made()
+    consolidate(method, 0)
+    anchor = {name: parameter.detach().clone() for name, parameter in method.held().items()}
+    assert set(anchor) == {"hidden.0.weight", "hidden.0.bias"}
+    assert method.penalty() == 0
+
+    def log_likelihood(batch: Batch) -> Tensor:
+        return -F.cross_entropy(method.network(batch[0], 0), batch[1], reduction="none")
+
+    fisher = fisher_of_samples(method.network, method.held(), [batch(0)], log_likelihood)
+    move(method, 1)
+    expected = sum(
+        float((fisher[name] * (parameter.detach() - anchor[name]).square()).sum())
+        for name, parameter in method.held().items()
+    )
+    assert float(method.penalty().detach()) == pytest.approx(3.0 / 2 * expected, rel=1e-5)
+
+
+def test_what_is_added_to_the_gradient_is_autograds_gradient_of_the_penalty() -> None:
+    method = learned()
+    sgd(method)
+    expected = with_penalty(method, 1)
+    loss(method, 1).backward()
+    assert_same(gradients(method), expected)
+
+
+def test_nothing_is_added_before_the_first_task_is_taken_in() -> None:
+    method = made()
+    sgd(method)
+    loss(method, 0).backward()
+    plain = dict(zip(gradients(method), torch.autograd.grad(loss(method, 0), [*method.held().values()]), strict=False))
+    for name, value in plain.items():
+        assert torch.equal(gradients(method)[name], value)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_it_is_added_once_per_step_when_gradients_are_accumulated(to_none: bool) -> None:
+    method = learned()
+    optimizer = sgd(method)
+    for _ in range(2):
+        expected = with_penalty(method, 1)
+        optimizer.zero_grad(set_to_none=to_none)
+        for _ in range(4):
+            (loss(method, 1) / 4).backward()
+        assert_same({k: v for k, v in gradients(method).items() if k in expected}, expected)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_thrown_away_take_nothing_with_them(to_none: bool) -> None:
+    method = learned()
+    optimizer = sgd(method)
+    loss(method, 1).backward()
+    optimizer.zero_grad(set_to_none=to_none)
+    expected = with_penalty(method, 1)
+    loss(method, 1).backward()
+    assert_same({k: v for k, v in gradients(method).items() if k in expected}, expected)
+
+
+def test_closures_that_run_often_in_a_step_have_it_every_time() -> None:
+    method, other = learned(), learned()
+    for each, is_attached in ((method, True), (other, False)):
+        optimizer = torch.optim.LBFGS(each.held().values(), lr=0.5, max_iter=5)
+        if is_attached:
+            each.attach(optimizer)
+
+        def closure(each: EWC = each, is_attached: bool = is_attached) -> float:
+            each.network.zero_grad()
+            value = loss(each, 1) + each.penalty()
+            (loss(each, 1) if is_attached else value).backward()
+            return value.item()
+
+        optimizer.step(closure)
+    for name, weight in other.held().items():
+        torch.testing.assert_close(method.held()[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_autograd_grad_gives_the_raw_gradient() -> None:
+    method = learned()
+    weights = list(method.held().values())
+    before = torch.autograd.grad(loss(method, 1), weights)
+    sgd(method)
+    for one, other in zip(before, torch.autograd.grad(loss(method, 1), weights), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_attaching_anew_does_not_add_it_twice() -> None:
+    method = learned()
+    for _ in range(3):
+        sgd(method)
+    expected = with_penalty(method, 1)
+    loss(method, 1).backward()
+    assert_same(gradients(method), expected)
+
+
+def test_clipping_sees_the_penalty() -> None:
+    method = learned(strength=1e6)
+    sgd(method)
+    loss(method, 1).backward()
+    before = nn.utils.clip_grad_norm_(method.network.parameters(), 1.0)
+    assert before > 100
+    assert nn.utils.get_total_norm([p.grad for p in method.held().values() if p.grad is not None]) <= 1.001
+
+
+def test_a_copy_a_file_and_a_method_that_is_gone_leave_raw_gradients() -> None:
+    method = learned()
+    sgd(method)
+    model = method.network
+    raw = torch.autograd.grad(loss(method, 1), [*method.held().values()])
+    for other in (copy.deepcopy(model), torch.load(_saved(model), weights_only=False)):
+        F.cross_entropy(other(batch(1)[0], 1), batch(1)[1]).backward()
+        assert torch.equal(other.hidden[0].weight.grad, raw[0])
+    del method
+    F.cross_entropy(model(batch(1)[0], 1), batch(1)[1]).backward()
+    assert torch.equal(model.get_parameter("hidden.0.weight").grad, raw[0])  # type: ignore[arg-type]
+
+
+def _saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return file
+
+
+def test_an_implicit_step_has_the_penaltys_gradient_at_its_end() -> None:
+    method = learned(strength=50.0)
+    optimizer = sgd(method, lr=0.2)
+    names = list(method.held())
+    raw = dict(zip(names, torch.autograd.grad(loss(method, 1), [*method.held().values()]), strict=True))
+    before = {name: weight.detach().clone() for name, weight in method.held().items()}
+    loss(method, 1).backward()
+    optimizer.step()
+    for name, weight in method.held().items():
+        at_end = 50.0 * method.importance[name] * (weight - method.anchor[name])
+        torch.testing.assert_close(weight.detach(), (before[name] - 0.2 * (raw[name] + at_end)).detach())
+
+
+def test_an_explicit_step_has_it_at_its_start() -> None:
+    method = learned(penalty_step="explicit")
+    optimizer = sgd(method)
+    expected = with_penalty(method, 1)
+    before = {name: weight.detach().clone() for name, weight in method.held().items()}
+    loss(method, 1).backward()
+    optimizer.step()
+    for name, weight in method.held().items():
+        torch.testing.assert_close(weight.detach(), before[name] - 0.1 * expected[name])
+
+
+def test_implicit_steps_are_stable_at_any_strength_and_end_where_small_explicit_ones_do() -> None:
+    ends = {}
+    for step, lr, count in (("implicit", 0.3, 60), ("explicit", 0.005, 1200)):
+        method = learned(strength=500.0, penalty_step=step)
+        optimizer = sgd(method, lr=lr)
+        for _ in range(count):
+            optimizer.zero_grad()
+            # A convex loss, so that there is one end.
+            sum((weight - 1).square().sum() for weight in method.held().values()).backward()  # type: ignore[union-attr]
+            optimizer.step()
+        ends[step] = torch.cat([weight.detach().flatten() for weight in method.held().values()])
+    torch.testing.assert_close(ends["implicit"], ends["explicit"], rtol=1e-3, atol=1e-3)
+    method = learned(strength=1e8)
+    optimizer = sgd(method, lr=10.0)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss(method, 1).backward()
+        optimizer.step()
+    assert all(torch.isfinite(weight).all() for weight in method.held().values())
+
+
+def test_separate_tasks_pull_like_the_sum_of_their_penalties() -> None:
+    method = made(merge="separate")
+    fishers, anchors = [], []
+    for task in (0, 1, 0):
+        alone = made()
+        alone.network.load_state_dict(method.network.state_dict())
+        consolidate(alone, task)
+        fishers.append(alone.importance)
+        anchors.append(alone.anchor)
+        consolidate(method, task)
+        move(method, task + 5)
+    for name, weight in method.held().items():
+        expected = sum(
+            3.0 * fisher[name] * (weight - anchor[name]) for fisher, anchor in zip(fishers, anchors, strict=True)
+        )
+        pull = method.pull(name, weight)
+        assert pull is not None
+        torch.testing.assert_close(pull, torch.as_tensor(expected).detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("merge", "decay"), [("online", 1.0), ("online", 0.5), ("mean", 1.0)])
+def test_merged_tasks_have_the_last_anchor_and_a_sum_or_mean_of_fishers(merge: str, decay: float) -> None:
+    method, total = made(merge=merge, decay=decay), torch.zeros(WIDTHS[1], WIDTHS[0])
+    for number, task in enumerate((0, 1, 0)):
+        alone = made()
+        alone.network.load_state_dict(method.network.state_dict())
+        consolidate(alone, task)
+        new = alone.importance["hidden.0.weight"]
+        total = decay * total + new if merge == "online" else (new + number * total) / (number + 1)
+        consolidate(method, task)
+        torch.testing.assert_close(method.importance["hidden.0.weight"], total)
+        assert torch.equal(method.anchor["hidden.0.weight"], method.network.get_parameter("hidden.0.weight"))
+        move(method, task + 5)
+
+
+def test_old_tasks_hold_stronger_the_stronger_the_penalty_is() -> None:
+    changes = []
+    for strength in (0.0, 10.0, 1000.0):
+        method = made(strength=strength)
+        optimizer = sgd(method)
+        for task in (0, 1):
+            start = method.network(batch(0)[0], 0).detach()
+            for _ in range(60):
+                optimizer.zero_grad()
+                loss(method, task).backward()
+                optimizer.step()
+            consolidate(method, task)
+        changes.append(float((method.network(batch(0)[0], 0).detach() - start).norm()))
+    assert changes[0] > 1.5 * changes[1] > 1.5 * 1.5 * changes[2]
+
+
+def test_a_task_with_one_class_holds_nothing() -> None:
+    method = EWC(MLP(WIDTHS, (1, 3)), EWCSettings(), exclude=["heads.*"])
+    inputs = torch.randn(8, WIDTHS[0])
+    labels = torch.zeros(8, dtype=torch.long)
+    for task in (0, 0):
+        method.consolidate(
+            [(inputs, labels)], lambda b, t=task: -F.cross_entropy(method.network(b[0], t), b[1], reduction="none")
+        )
+    assert not any(value.any() for value in method.importance.values())
+    assert all(torch.equal(method.anchor[name], weight) for name, weight in method.held().items())
+
+
+@pytest.mark.parametrize("fisher", ["sample", "batch"])
+@pytest.mark.parametrize("kind", [LeNet, ResNet18])
+def test_a_step_works_on_convolutional_and_residual_networks(kind: Any, fisher: str) -> None:
+    torch.manual_seed(0)
+    net = kind((3, 32, 32), (2, 4))
+    method = EWC(net, EWCSettings(fisher=fisher, fisher_mode="train"), exclude=["heads.*"])  # type: ignore[arg-type]
+    inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
+    method.consolidate([(inputs, labels)], lambda b: -F.cross_entropy(net(b[0], 0), b[1], reduction="none"))
+    assert all(value.any() for value in method.importance.values())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    method.attach(optimizer)
+    F.cross_entropy(net(inputs, 1), labels).backward()
+    optimizer.step()
+    assert all(torch.isfinite(weight).all() for weight in net.parameters())
+
+
+def test_bytes_are_those_of_the_state() -> None:
+    method = made()
+    assert method.bytes() == {"fisher": 0, "anchors": 0}
+    for task in (0, 1):
+        consolidate(method, task)
+        state = method.state_dict()
+        held = [tensor.nbytes for part in ("importance", "anchor") for tensor in state[part].values()]
+        assert sum(method.bytes().values()) == sum(held) == 2 * 4 * (6 * 8 + 8)
+
+
+def test_a_state_of_another_network_is_refused_by_name() -> None:
+    method = learned()
+    other = EWC(MLP((6, 9), (3, 2)), EWCSettings(), exclude=["heads.*"])
+    with pytest.raises(ValueError, match=r"another network: 'hidden.0.weight' \(8, 6\)"):
+        other.load_state_dict(method.state_dict())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"strength": -1.0}, {"strength": math.nan}, {"strength": math.inf}, {"fisher_batch": 0}, {"decay": 1.5}],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        EWCSettings(**bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("split", {}),
+        ("split", {"preset": "reference", "strength": 50.0}),
+        ("permuted", {"fisher_labels": "drawn", "merge": "online"}),
+    ],
+    ids=str,
+)
+def test_a_run_learns_and_resumes_to_the_bit(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    config = small("ewc", kind=kind, tasks=2, **settings)
+    whole = run(tmp_path / "whole", config)
+    assert whole.accuracies[0][0] > 80
+    stops = itertools.count(1)
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if event == "epoch" and next(stops) in (1, 4):
+            raise InterruptedError
+
+    for first in (True, False):
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "stopped", config, stop, resume=not first)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
+
+
+def test_one_task_alone_is_finetuning(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, same_weights, small
+
+    one, other = (run(tmp_path / name, small(name, tasks=1, epochs=1)) for name in ("ewc", "finetune"))
+    assert same_weights(one.network, other.network)
+
+
+def test_presets_are_the_protocols() -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    from sgp.runs.config import configure
+
+    assert METHODS["ewc"] is EWC
+    values = {"split-cifar100": (0.05, 5000), "cifar100-superclass": (0.03, 1000), "split-miniimagenet": (0.03, 5000)}
+    for benchmark, (lr, strength) in values.items():
+        paper, reference = (configure(benchmark, "ewc", preset).flat() for preset in ("paper", "reference"))
+        for flat in (paper, reference):
+            assert (flat["lr"], flat["strength"]) == (lr, strength)
+        names = ("fisher", "fisher_batch", "fisher_labels", "fisher_mode", "merge", "penalty_step")
+        assert tuple(reference[name] for name in names) == ("batch", 20, "true", "train", "mean", "explicit")
+        assert tuple(paper[name] for name in names) == ("sample", 64, "true", "eval", "separate", "implicit")
+        assert (reference["lr_min"], reference["lr_factor"], reference["patience"]) == (1e-4, 3, 5)
+        corrected = configure(benchmark, "ewc", "corrected").flat()
+        assert (corrected["strength"], corrected["fisher_labels"]) == (strength / 20, "drawn")

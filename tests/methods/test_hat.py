@@ -1,0 +1,321 @@
+"""HAT: masks, gates and gradients are those of its formulas, and nothing of an old task moves."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sgp.methods import Batch, Moment
+from sgp.methods.hat import HAT, HATSettings
+from sgp.networks import MLP, AlexNet, LeNet, ResNet18
+
+IMAGE = (3, 32, 32)
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: MLP((12, 16, 8), (3, 2)),
+    "lenet": lambda: LeNet(heads=(3, 2)),
+    "alexnet": lambda: AlexNet(heads=(3, 2)),
+    "alexnet-stored": lambda: AlexNet(heads=(3, 2), statistics="stored"),
+    "resnet18": lambda: ResNet18(IMAGE, (3, 2)),
+    "resnet18-stored": lambda: ResNet18(IMAGE, (3, 2), statistics="stored"),
+}
+
+
+def made(kind: str = "mlp", **settings: Any) -> HAT:
+    torch.manual_seed(0)
+    return HAT(NETWORKS[kind](), HATSettings(**settings), exclude=["heads.*"])
+
+
+def batch_of(task: int, shape: tuple[int, ...] = (12,), count: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(task)
+    return torch.randn(count, *shape, generator=generator), torch.arange(count) % (3, 2)[task]
+
+
+def shape_of(kind: str) -> tuple[int, ...]:
+    return (12,) if kind == "mlp" else IMAGE
+
+
+def learn(method: HAT, head: int, shape: tuple[int, ...], *, steps: int = 3, lr: float = 0.3) -> None:
+    """A task in the way of the loop, up to its end."""
+    batch = batch_of(head, shape)
+    torch.manual_seed(head)
+    method.begin(head, [batch])
+    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.attach(optimizer)
+    method.network.train()
+    for step in range(steps):
+        method.step(batch, head, Moment(0, step / steps, step / steps), optimizer)
+
+
+def consolidate(method: HAT) -> None:
+    method.consolidate([], lambda batch: batch[0])
+
+
+@torch.no_grad()
+def answers(method: HAT, head: int, shape: tuple[int, ...]) -> Tensor:
+    method.network.eval()
+    return method.logits(batch_of(head, shape)[0], head)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_nothing_of_an_old_task_moves_with_hard_masks(kind: str) -> None:
+    method, shape = made(kind, test_masks="hard"), shape_of(kind)
+    learn(method, 0, shape)
+    consolidate(method)
+    before = answers(method, 0, shape)
+    weights = {name: method._layer(name).weight.clone() for name in method._protected()}
+    learn(method, 1, shape)
+    assert torch.equal(answers(method, 0, shape), before)
+    for name, weight in weights.items():
+        closed = method._closed(name).reshape(weight.shape[:2]).bool()
+        assert 0 < closed.float().mean() < 1, name
+        now = method._layer(name).weight
+        assert torch.equal(now[closed], weight[closed]), name
+        assert not torch.equal(now, weight), name
+    consolidate(method)
+    assert torch.equal(answers(method, 0, shape), before)
+    # Otherwise the equality would say nothing.
+    assert before.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["mlp", "resnet18"])
+def test_soft_masks_keep_old_answers_as_far_as_they_are_0_or_1(kind: str) -> None:
+    method, shape = made(kind), shape_of(kind)
+    learn(method, 0, shape)
+    with torch.no_grad():
+        for embedding in method._of("0"):  # as far from the middle as 0.1: a mask is then 4e-18 away from 0 or 1
+            embedding.copy_(torch.where(embedding > 0, embedding.clamp(min=0.1), embedding.clamp(max=-0.1)))
+    consolidate(method)
+    before = answers(method, 0, shape)
+    learn(method, 1, shape)
+    assert torch.allclose(answers(method, 0, shape), before, atol=1e-6, rtol=1e-5)
+
+
+def two_layers(method: HAT, leaves: list[Tensor], batch: Batch, slope: float, past: list[Tensor]) -> Tensor:
+    """HAT's loss on the perceptron, written out."""
+    w1, b1, w2, b2, w3, b3, e1, e2 = leaves
+    x, labels = batch
+    a1, a2 = torch.sigmoid(slope * e1), torch.sigmoid(slope * e2)
+    h1 = F.relu(x @ w1.T + b1) * a1
+    h2 = F.relu(h1 @ w2.T + b2) * a2
+    new = (a1 * (1 - past[0])).sum() + (a2 * (1 - past[1])).sum()
+    left = (1 - past[0]).sum() + (1 - past[1]).sum()
+    return F.cross_entropy(h2 @ w3.T + b3, labels) + method.settings.sparsity * new / left
+
+
+def test_a_step_is_that_of_the_formulas() -> None:
+    method, batch, smax, lr = made(smax=50.0, sparsity=2.0), batch_of(1), 50.0, 0.1
+    method.begin(0, [batch_of(0)])
+    consolidate(method)
+    past = [torch.rand(16), torch.rand(8)]
+    method.past = {"hidden.0": past[0], "hidden.1": past[1]}
+    method.begin(1, [batch])
+    moment = Moment(epoch=1, share_of_epoch=0.03, share_of_task=0.7)
+    slope = 1 / smax + (smax - 1 / smax) * 0.03
+    net: Any = method.network
+    own = [net.hidden[0].weight, net.hidden[0].bias, net.hidden[1].weight, net.hidden[1].bias]
+    own += [net.heads[1].weight, net.heads[1].bias, *method._of("1")]
+    leaves = [each.detach().clone().requires_grad_() for each in own]
+    two_layers(method, leaves, batch, slope, past).backward()  # type: ignore[no-untyped-call]
+    gates: list[Any] = [
+        1 - past[0].unsqueeze(1),  # the network's own input is always there
+        1 - past[0],
+        1 - torch.minimum(past[1].unsqueeze(1), past[0].unsqueeze(0)),
+        1 - past[1],
+        1.0,
+        1.0,
+    ]
+    for e in leaves[6:]:
+        gates.append(smax / slope * (torch.cosh(slope * e) + 1) / (torch.cosh(e) + 1))
+    wanted = [(leaf - lr * gate * leaf.grad).detach() for leaf, gate in zip(leaves, gates, strict=True)]
+    method.step(batch, 1, moment, torch.optim.SGD(method.trained.parameters(), lr=lr))
+    for number, (ours, theirs) in enumerate(zip(own, wanted, strict=True)):
+        expected = theirs.clamp(-6, 6) if number >= 6 else theirs
+        assert torch.allclose(ours, expected, atol=1e-6, rtol=1e-5), number
+
+
+def test_the_slope_rises_in_each_epoch_and_is_largest_at_test() -> None:
+    method = made(smax=100.0)
+    method.begin(0, [batch_of(0)])
+    assert method.slope(Moment(3, 0.0, 0.5)) == pytest.approx(0.01)
+    assert method.slope(Moment(0, 0.5, 0.0)) == pytest.approx(0.5 * (100 + 0.01))
+    e = method._of("0")[0]
+    assert torch.equal(method.masks(0)["hidden.0"], torch.sigmoid(100 * e))
+    assert torch.equal(method.masks(0, 0.5)["hidden.0"], torch.sigmoid(0.5 * e))
+
+
+def test_embeddings_stay_in_their_limits_and_compensation_does_not_overflow() -> None:
+    method = made(embedding_limit=0.5)
+    learn(method, 0, (12,), steps=4, lr=10.0)
+    assert max(float(e.detach().abs().max()) for e in method._of("0")) == 0.5
+    method = made(smax=4000.0, cosh_limit=50.0)
+    learn(method, 0, (12,), steps=4, lr=10.0)
+    assert all(bool(e.isfinite().all()) for e in method._of("0"))
+
+
+def test_the_gradient_is_cut_to_its_norm() -> None:
+    method = made(clip_norm=1e-3)
+    method.begin(0, [batch_of(0)])
+    before = {name: value.clone() for name, value in method.trained.state_dict().items()}
+    method.step(batch_of(0), 0, Moment(0, 0.5, 0.5), torch.optim.SGD(method.trained.parameters(), lr=1.0))
+    moved = [value - before[name] for name, value in method.trained.state_dict().items()]
+    assert math.sqrt(sum(float(each.square().sum()) for each in moved)) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_only_the_embeddings_of_the_task_are_trained() -> None:
+    method = made()
+    learn(method, 0, (12,))
+    consolidate(method)
+    first = [e.clone() for e in method._of("0")]
+    learn(method, 1, (12,))
+    assert all(torch.equal(one, other) for one, other in zip(first, method._of("0"), strict=True))
+    assert [e.requires_grad for e in (*method._of("0"), *method._of("1"))] == [False, False, True, True]
+
+
+def test_the_past_is_the_largest_mask_of_all_tasks() -> None:
+    method = made()
+    for head in (0, 1):
+        learn(method, head, (12,))
+        consolidate(method)
+    for name, past in method.past.items():
+        assert torch.equal(past, torch.maximum(method.masks(0)[name], method.masks(1)[name]))
+
+
+def test_a_full_network_still_takes_a_step() -> None:
+    method = made()
+    learn(method, 0, (12,))
+    consolidate(method)
+    method.past = {name: torch.ones_like(mask) for name, mask in method.past.items()}
+    assert set(method.free().values()) == {0.0}
+    before = {name: value.clone() for name, value in method.network.state_dict().items()}
+    learn(method, 1, (12,))
+    after = method.network.state_dict()
+    assert {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])} == {"heads"}
+
+
+def test_sparsity_leaves_more_units_free() -> None:
+    free = []
+    for sparsity in (0.0, 0.3):
+        method = made(sparsity=sparsity)
+        learn(method, 0, (12,), steps=20)
+        consolidate(method)
+        free.append(method.free()["hidden.1"])
+    assert 0 < free[0] < free[1] < 1
+
+
+def test_bytes_are_those_of_the_embeddings_masks_and_statistics() -> None:
+    method = made()
+    assert method.bytes() == {"embeddings": 0, "masks": 0}
+    for head in (0, 1):
+        learn(method, head, (12,))
+        consolidate(method)
+    assert method.bytes() == {"embeddings": 4 * 2 * (16 + 8), "masks": 4 * (16 + 8)}
+    parameters = sum(each.numel() for each in method.network.parameters())
+    assert method.capacity() == pytest.approx(100 * (1 + 48 / parameters))
+    method = made("resnet18-stored")
+    learn(method, 0, IMAGE, steps=1)
+    consolidate(method)
+    buffers = sum(buffer.nbytes for buffer in method.network.buffers())
+    assert method.bytes()["statistics"] == buffers > 0
+
+
+def test_each_example_has_the_masks_of_its_own_head() -> None:
+    method = made()
+    for head in (0, 1):
+        learn(method, head, (12,))
+        consolidate(method)
+    method.network.eval()
+    inputs, heads = batch_of(0)[0], torch.tensor([0, 1, 1, 0, 1, 0])
+    mixed = method.network(inputs, heads)
+    for row, head in enumerate(heads.tolist()):
+        alone = method.network(inputs[row : row + 1], head)
+        assert torch.allclose(mixed[row : row + 1, : alone.shape[1]], alone, atol=1e-6)
+
+
+def test_tasks_that_share_a_head_share_its_masks_and_the_head_is_protected() -> None:
+    torch.manual_seed(0)
+    method = HAT(MLP((12, 16, 8), (3,)), HATSettings(sparsity=0.0))
+    learn(method, 0, (12,))
+    consolidate(method)
+    assert method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    net: Any = method.network
+    head, open_units = net.heads[0].weight.clone(), method.past["hidden.1"] == 1
+    assert 0 < open_units.sum() < 8
+    learn(method, 0, (12,))
+    assert list(method._embeddings) == ["0"]
+    assert torch.equal(net.heads[0].weight[:, open_units], head[:, open_units])
+    assert not torch.equal(net.heads[0].weight, head)
+
+
+def test_a_method_goes_on_from_its_state_to_the_bit() -> None:
+    whole, stopped = made("alexnet-stored"), made("alexnet-stored")
+    for method in (whole, stopped):
+        learn(method, 0, IMAGE, steps=1)
+        consolidate(method)
+    resumed = made("alexnet-stored")
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.trained.load_state_dict(stopped.trained.state_dict())
+    for method in (whole, resumed):
+        torch.manual_seed(1)
+        learn(method, 1, IMAGE, steps=1)
+        consolidate(method)
+    for key, value in whole.trained.state_dict().items():
+        assert torch.equal(value, resumed.trained.state_dict()[key]), key
+    assert torch.equal(answers(whole, 0, IMAGE), answers(resumed, 0, IMAGE))
+    assert (whole.bytes(), whole.free()) == (resumed.bytes(), resumed.free())
+
+
+def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
+    torch.manual_seed(0)
+    method = HAT(MLP((12,), (3, 2)), HATSettings(), exclude=["heads.*"])
+    for head in (0, 1):
+        learn(method, head, (12,))
+        consolidate(method)
+    assert (method.free(), method.bytes()) == ({}, {"embeddings": 0, "masks": 0})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"smax": 0.5},
+        {"smax": math.nan},
+        {"smax": math.inf},
+        {"sparsity": -1.0},
+        {"sparsity": math.nan},
+        {"embedding_limit": 0.0},
+        {"cosh_limit": 0.0},
+        {"clip_norm": -1.0},
+    ],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        HATSettings(**bad)
+
+
+def test_a_run_forgets_nothing_and_ends_with_the_same_bits_wherever_it_is_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    class Stop(BaseException):
+        pass
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
+            raise Stop
+
+    config = small("hat", epochs=3, test_masks="hard", schedule="patience", patience=1)
+    whole = run(tmp_path / "whole", config)
+    assert whole.accuracies[0][0] > 90
+    assert all(row[0] == whole.accuracies[0][0] for row in whole.accuracies)
+    assert whole.accuracies[2][1] == whole.accuracies[1][1]
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", config, stop)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")

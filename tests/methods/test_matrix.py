@@ -1,0 +1,234 @@
+"""Every method that is registered, on every small benchmark.
+
+The numbers are small, so that all of it takes a minute: what is wanted is that each method works everywhere, resumes to
+the bit and holds what it says it holds. What a method is for stands in the tests of its own.
+"""
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+
+from training.small import events, of_kind, run, stream_of, trace
+
+from sgp.benchmarks import BENCHMARKS, Benchmark
+from sgp.benchmarks.stream import Examples, Stream, Task
+from sgp.methods import METHODS, Joint
+from sgp.runs.config import Config, configure
+from sgp.runs.folder import RunFolder
+from sgp.training import Learner
+
+IMAGE = (3, 32, 32)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Images of noise, brighter by class."""
+
+    tasks: int = 2
+    """How many."""
+
+
+def stream_of_noise(heads: list[int], shape: tuple[int, ...], each: int = 6) -> Stream:
+    """A task for each head, with so many examples of each class, brighter by class."""
+
+    def part(index: int, use: int) -> Examples:
+        generator = torch.Generator().manual_seed(10 * index + use)
+        labels = torch.arange(each * heads[index]) % heads[index]
+        noise = torch.randn(len(labels), *shape, generator=generator)
+        return Examples(noise + labels.view(-1, *[1] * len(shape)), labels)
+
+    def make(index: int) -> Task:
+        return Task(names[index], index, part(index, 0), part(index, 1), part(index, 2))
+
+    names = [f"noise {index}" for index in range(len(heads))]
+    return Stream(names, shape, heads, make)
+
+
+NOISE = Benchmark(
+    name="noise",
+    description="Images of noise.",
+    settings=Noise,
+    stream=lambda settings, data, seed: stream_of_noise([2] * settings.tasks, IMAGE),  # type: ignore[attr-defined]
+    network="lenet",
+    datasets=(),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _noise() -> Iterator[None]:
+    """A benchmark of this module alone, of which no file of the paper's room knows: methods have their defaults."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BENCHMARKS._known, "noise", NOISE)
+        yield
+
+
+# Two tasks each, and between them every way to train: the best weights, the last ones, their mean.
+TINY: dict[str, Any] = {"tasks": 2, "epochs": 2, "threads": torch.get_num_threads()}
+IMAGES: dict[str, Any] = TINY | {"benchmark": "noise", "batch": 8, "lr": 0.001}
+CASES: dict[str, dict[str, Any]] = {
+    "split": TINY | {"benchmark": "digits", "kind": "split", "schedule": "patience", "patience": 1, "epochs": 4},
+    "permuted": TINY | {"benchmark": "digits", "kind": "permuted", "epochs": 3},
+    "lenet": IMAGES | {"network": "lenet", "schedule": "cosine", "average": 0.9},
+    "resnet18": IMAGES | {"network": "resnet18", "schedule": "constant"},
+}
+# Percent on the first task right after it: of two classes, and of ten.
+LEARNED = {"split": 85, "permuted": 50}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one run.
+
+    Attributes:
+        learner: that ran.
+        stopped: folders as they were in the middle of tasks, right before a checkpoint was written: what a run that was
+            killed there leaves behind.
+        held: at every event, bytes of tensors in the method's state, and bytes as it states them.
+        images: at every event, whether the method's state has images in it.
+    """
+
+    learner: Learner
+    stopped: list[Path]
+    held: list[tuple[int, int]]
+    images: list[bool]
+
+
+def tensors(state: object) -> Iterator[Tensor]:
+    """All in a state."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from tensors(value)
+
+
+def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcome:
+    """Run a config and look at it at every event."""
+    stopped: list[Path] = []
+    held: list[tuple[int, int]] = []
+    images: list[bool] = []
+
+    def look(event: str, values: dict[str, Any]) -> None:
+        state = list(tensors(learner.method.state_dict()))
+        held.append((sum(tensor.nbytes for tensor in state), sum(learner.method.bytes().values())))
+        images.append(any(tensor.shape[1:] == IMAGE for tensor in state))
+        if event == "epoch" and values["epoch"] == 2:
+            stopped.append(path.with_name(f"{path.name}-stopped-{len(stopped)}"))
+            shutil.copytree(path, stopped[-1])
+
+    with RunFolder.begin(path, config, resume=False) as folder:
+        learner = Learner(config, stream or stream_of(config), folder, look)
+        learner.run()
+    return Outcome(learner, stopped, held, images)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((method, case), id=f"{method}-{case}", marks=[pytest.mark.slow] if case == "resnet18" else [])
+        for method in METHODS
+        for case in CASES
+    ],
+)
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """One run of a method in a case, for all the tests that look at it."""
+    method, case = request.param
+    settings = dict(CASES[case])
+    config = configure(settings.pop("benchmark"), method, **settings)
+    return observed(tmp_path_factory.mktemp("matrix") / case, config)
+
+
+def numbers(value: object) -> Iterator[float]:
+    """All in an event."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from numbers(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, int | float):
+        yield value
+
+
+def check_events(outcome: Outcome) -> None:
+    """Every task is told of with as many accuracies as there should be, and every number is one."""
+    found, tasks = events(outcome.learner.folder.path), len(outcome.learner.stream)
+    assert all(math.isfinite(number) for number in numbers(found))
+    told = of_kind(found, "task")
+    assert [len(task["accuracies"]) for task in told] == list(range(1, tasks + 1))
+    assert all(0 <= accuracy <= 100 for task in told for accuracy in task["accuracies"])
+    assert all(0 <= free <= 1 for task in told for free in task["free"].values())
+    assert all(count >= 0 for task in told for count in task["bytes"].values())
+    assert all(task["capacity"] >= 100 for task in told)
+    assert found[-1]["event"] == "end"
+
+
+def check_bytes(outcome: Outcome) -> None:
+    """The state may have a few numbers more than is stated, such as counters."""
+    for held, stated in outcome.held:
+        assert held <= max(1.01 * stated, stated + 2**16)
+
+
+def test_the_first_task_is_learned_and_every_number_is_one(outcome: Outcome, request: pytest.FixtureRequest) -> None:
+    check_events(outcome)
+    _, case = request.node.callspec.params["outcome"]
+    assert outcome.learner.accuracies[0][0] >= LEARNED.get(case, 0)
+
+
+def test_a_run_that_was_killed_inside_a_task_ends_with_the_same_bits(outcome: Outcome) -> None:
+    assert len(outcome.stopped) == (1 if isinstance(outcome.learner.method, Joint) else 2)
+    whole = trace(outcome.learner.folder.path)
+    # Of large networks only in the last task, since it takes long.
+    for path in outcome.stopped if outcome.learner.config.benchmark == "digits" else outcome.stopped[-1:]:
+        assert len(events(path)) < len(whole["events"])
+        run(path, outcome.learner.config, resume=True)
+        assert trace(path) == whole
+
+
+def test_the_state_fits_the_bytes_that_are_stated(outcome: Outcome) -> None:
+    check_bytes(outcome)
+
+
+def test_examples_are_kept_by_methods_that_say_so_and_by_no_other(
+    outcome: Outcome, request: pytest.FixtureRequest
+) -> None:
+    method, case = request.node.callspec.params["outcome"]
+    if case not in ("lenet", "resnet18"):  # of digits it cannot be told what is an example and what a weight
+        assert "data" not in outcome.learner.method.bytes() or METHODS[method].keeps_data
+        return
+    # What learns all tasks at once has their data from the loop.
+    assert any(outcome.images) == (METHODS[method].keeps_data and not issubclass(METHODS[method], Joint))
+
+
+ODD: dict[str, list[int]] = {
+    "one task only": [3],
+    "one class first": [1, 3],
+    "one class last": [3, 1],
+    "one class alone": [1],
+    "different class counts": [2, 5, 3],
+}
+
+
+@pytest.mark.parametrize("heads", ODD.values(), ids=list(ODD))
+@pytest.mark.parametrize("method", list(METHODS))
+def test_odd_streams_are_learned(method: str, heads: list[int], tmp_path: Path) -> None:
+    config = configure("noise", method, network="mlp", epochs=2, batch=8, lr=0.05, threads=torch.get_num_threads())
+    outcome = observed(tmp_path / "run", config, stream_of_noise(heads, (16,)))
+    check_events(outcome)
+    check_bytes(outcome)
+    for task, classes in enumerate(heads):
+        if classes == 1:  # there is nothing else to say
+            assert outcome.learner.accuracies[-1][task] == 100

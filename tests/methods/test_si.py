@@ -1,0 +1,213 @@
+"""Synaptic intelligence: omega is what each parameter's way took off the loss, and importances follow from it."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sgp.methods import METHODS
+from sgp.methods.si import SI, SISettings
+from sgp.networks import MLP, LeNet, ResNet18
+
+CURVATURE = torch.tensor([4.0, 1.0, 0.25, 0.0])
+
+
+class Point(nn.Module):
+    """Four weights with a quadratic loss of known curvature, the least at 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+    def loss(self) -> Tensor:
+        return (CURVATURE * (self.weight - 1).square()).sum() / 2
+
+
+def made(**settings: Any) -> SI:
+    return SI(Point(), SISettings(**({"strength": 0.5, "damping": 0.01} | settings)))
+
+
+def descend(method: SI, optimizer: torch.optim.Optimizer, steps: int, *, parts: int = 1, clip: float = 0.0) -> None:
+    model = method.network
+    assert isinstance(model, Point)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(parts):
+            (model.loss() / parts).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def optimizer_for(method: SI, kind: str, lr: float) -> torch.optim.Optimizer:
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD,
+        "momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9),
+        "adam": torch.optim.Adam,
+    }
+    optimizer: torch.optim.Optimizer = kinds[kind](method.network.parameters(), lr=lr)
+    method.attach(optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(("parts", "clip"), [(1, 0.0), (3, 0.0), (1, 0.5)])
+def test_omega_is_the_decrease_of_the_loss_along_the_way_to_first_order(kind: str, parts: int, clip: float) -> None:
+    errors = []
+    for lr in (0.01, 0.001):
+        method = made()
+        model = method.network
+        assert isinstance(model, Point)
+        optimizer = optimizer_for(method, kind, lr)
+        descend(method, optimizer, round(1 / lr), parts=parts, clip=clip)
+        # The loss is a sum over parameters, so each one's part is known.
+        decrease = (CURVATURE * (1 - (model.weight.detach() - 1).square())) / 2
+        errors.append(float((method.path["weight"] - decrease).abs().max()))
+        assert float(decrease.sum()) > 0.5
+    assert errors[1] < 0.05
+    # First order: a tenth of the step has a tenth of the error.
+    assert errors[1] == pytest.approx(errors[0] / 10, rel=0.35)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_penalty_is_no_part_of_omega(parts: int) -> None:
+    method = made(strength=5.0)
+    optimizer = optimizer_for(method, "sgd", 0.001)
+    descend(method, optimizer, 300)
+    method.consolidate([], lambda batch: batch[0])
+    model = method.network
+    assert isinstance(model, Point)
+    start = model.loss().item()
+    descend(method, optimizer, 300, parts=parts)
+    assert float(method.path["weight"].sum()) == pytest.approx(start - model.loss().item(), rel=0.02)
+
+
+def test_importance_is_omega_over_the_squared_change_and_never_negative() -> None:
+    method = made()
+    method.attach(torch.optim.SGD(method.network.parameters(), lr=0.1))
+    with torch.no_grad():
+        method.network.get_parameter("weight").copy_(torch.tensor([1.0, 0.5, 0.0, 0.2]))
+    omega = torch.tensor([2.0, 0.3, 0.1, -1.0])
+    method.path["weight"] = omega.clone()
+    method.consolidate([], lambda batch: batch[0])
+    expected = torch.tensor([2.0 / 1.01, 0.3 / 0.26, 0.1 / 0.01, 0.0])
+    torch.testing.assert_close(method.importance["weight"], expected)
+    assert torch.equal(method.anchor["weight"], method.network.get_parameter("weight"))
+    assert not method.path["weight"].any()
+    # A second task adds to it.
+    method.path["weight"] = omega.clone()
+    method.consolidate([], lambda batch: batch[0])
+    torch.testing.assert_close(method.importance["weight"], expected + omega.clamp(min=0) / 0.01)
+
+
+def test_the_gradient_that_is_added_is_that_of_the_penalty() -> None:
+    method = made()
+    descend(method, optimizer_for(method, "sgd", 0.1), 5)
+    method.consolidate([], lambda batch: batch[0])
+    model = method.network
+    assert isinstance(model, Point)
+    with torch.no_grad():
+        model.weight += 0.3
+    omega, anchor = method.importance["weight"], method.anchor["weight"]
+    torch.testing.assert_close(method.penalty(), 0.5 * (omega * (model.weight - anchor).square()).sum())
+    (expected,) = torch.autograd.grad(model.loss() + method.penalty(), model.weight)
+    model.zero_grad()
+    model.loss().backward()
+    torch.testing.assert_close(model.weight.grad, expected)
+
+
+def test_important_parameters_stay_and_others_move() -> None:
+    model = Point()
+    method = SI(model, SISettings(strength=10.0))
+    optimizer = optimizer_for(method, "sgd", 0.05)
+    descend(method, optimizer, 50)
+    method.consolidate([], lambda batch: batch[0])
+    before = model.weight.detach().clone()
+    for _ in range(50):
+        optimizer.zero_grad()
+        (model.weight.sum() * -1.0).backward()
+        optimizer.step()
+    moved = (model.weight.detach() - before).abs()
+    assert moved[0] < moved[1] < 0.1 * moved[3]
+
+
+def test_heads_are_left_alone_and_bytes_are_those_of_the_state() -> None:
+    net = MLP((6, 8), (3, 2))
+    method = SI(net, SISettings(), exclude=["heads.*"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    inputs = torch.randn(8, 6)
+    for task, classes in enumerate((3, 2)):
+        method.attach(optimizer)
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs, task), torch.arange(8) % classes).backward()
+        optimizer.step()
+        method.consolidate([], lambda batch: batch[0])
+        state = method.state_dict()
+        tensors = [tensor for part in state.values() for tensor in part.values()]
+        assert sum(method.bytes().values()) == sum(tensor.nbytes for tensor in tensors) == 3 * 4 * (6 * 8 + 8)
+        assert method.importance.keys() == {"hidden.0.weight", "hidden.0.bias"}
+
+
+def test_a_task_with_one_class_gives_nothing() -> None:
+    net = MLP((6, 8), (1,))
+    method = SI(net, SISettings())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    method.attach(optimizer)
+    F.cross_entropy(net(torch.randn(8, 6), 0), torch.zeros(8, dtype=torch.long)).backward()
+    optimizer.step()
+    method.consolidate([], lambda batch: batch[0])
+    assert not any(value.any() for value in method.importance.values())
+
+
+@pytest.mark.parametrize("kind", [LeNet, ResNet18])
+def test_steps_work_on_convolutional_and_residual_networks(kind: Any) -> None:
+    torch.manual_seed(0)
+    net = kind((3, 32, 32), (2, 4))
+    method = SI(net, SISettings(), exclude=["heads.*"])
+    inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
+    for task in (0, 1):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        method.attach(optimizer)
+        F.cross_entropy(net(inputs, task), labels).backward()
+        optimizer.step()
+        method.consolidate([], lambda batch: batch[0])
+    assert any(value.any() for value in method.importance.values())
+    assert all(torch.isfinite(weight).all() for weight in net.parameters())
+
+
+@pytest.mark.parametrize(
+    "bad", [{"strength": -1.0}, {"strength": math.nan}, {"damping": 0.0}, {"damping": math.inf}], ids=str
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+    (name,) = bad
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        SISettings(**bad)
+
+
+@pytest.mark.parametrize("kind", ["split", "permuted"])
+def test_a_run_learns_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+    from training.small import run, small, trace
+
+    config = small("si", kind=kind, tasks=2)
+    whole = run(tmp_path / "whole", config)
+    assert METHODS["si"] is SI
+    assert whole.accuracies[0][0] > 80
+    stops = itertools.count(1)
+
+    # Inside the first task and inside the second, where omega has only a part of the way.
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if event == "epoch" and next(stops) in (1, 3):
+            raise InterruptedError
+
+    for first in (True, False):
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "stopped", config, stop, resume=not first)
+    run(tmp_path / "stopped", config, resume=True)
+    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
