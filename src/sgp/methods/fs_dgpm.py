@@ -161,7 +161,8 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # All rates fall together.
         share = optimizer.param_groups[0]["lr"] / optimizer.defaults["lr"]
-        soft = {name: value.clone().requires_grad_() for name, value in self._soft.items()}
+        learns = self.settings.soft_weights != "orphaned"
+        soft = {name: value.clone().requires_grad_(learns) for name, value in self._soft.items()}
         optimizer.zero_grad()
         loss = self._meta_loss(batch, head, self._weighted(soft), self.settings.sharpness_lr * share)
         loss.backward()  # type: ignore[no-untyped-call]
