@@ -164,7 +164,7 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(
     # A name that a shell, and the markup of the display, would take apart.
     path = tmp_path / "my runs" / "[bold] one"
     # Long enough that the signal comes before the end also on a busy machine.
-    arguments = ("noise", "--epochs", "25", "--batch", "20", "--threads", "1", "--import", str(noise))
+    arguments = ("noise", "--epochs", "25", "--lr", "1e-3", "--batch", "20", "--threads", "1", "--import", str(noise))
     process = shell("run", *arguments, "--out", "my runs", "--name", "[bold] one")
     wait_for(path, 2, process)
     process.send_signal(number)
