@@ -187,21 +187,12 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turn
 ) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, small, trace
-
-    class Stop(Exception):  # noqa: N818 (nothing is wrong)
-        pass
-
-    def stop(event: str, values: dict[str, Any]) -> None:
-        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
-            raise Stop
+    from training.small import run, run_with_stops, small, trace
 
     config = small("a-gem", kind=kind, tasks=2, epochs=3, memory_size=30, fill="every-epoch")
     learner = run(tmp_path / "whole", config)
     assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
-    with pytest.raises(Stop):
-        run(tmp_path / "stopped", config, stop)
-    run(tmp_path / "stopped", config, resume=True)
+    run_with_stops(tmp_path / "stopped", config, (1, 2))
     assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
     assert isinstance(learner.method, AGEM)
     assert len(learner.method.buffer) == 30

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -378,21 +377,13 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 def test_a_run_learns_and_resumes_to_the_bit(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, small, trace
+    from training.small import run, run_with_stops, small, trace
 
     config = small("ewc", kind=kind, tasks=2, **settings)
     whole = run(tmp_path / "whole", config)
     assert whole.accuracies[0][0] > 80
-    stops = itertools.count(1)
-
-    def stop(event: str, values: dict[str, Any]) -> None:
-        if event == "epoch" and next(stops) in (1, 4):
-            raise InterruptedError
-
-    for first in (True, False):
-        with pytest.raises(InterruptedError):
-            run(tmp_path / "stopped", config, stop, resume=not first)
-    run(tmp_path / "stopped", config, resume=True)
+    # Inside the first task and inside the second, after a checkpoint of each.
+    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 2))
     assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
 
 

@@ -1,6 +1,5 @@
 """Synaptic intelligence: omega is what each parameter's way took off the loss, and importances follow from it."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -193,21 +192,12 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 def test_a_run_learns_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, small, trace
+    from training.small import run, run_with_stops, small, trace
 
     config = small("si", kind=kind, tasks=2)
     whole = run(tmp_path / "whole", config)
     assert METHODS["si"] is SI
     assert whole.accuracies[0][0] > 80
-    stops = itertools.count(1)
-
-    # Inside the first task and inside the second, where omega has only a part of the way.
-    def stop(event: str, values: dict[str, Any]) -> None:
-        if event == "epoch" and next(stops) in (1, 3):
-            raise InterruptedError
-
-    for first in (True, False):
-        with pytest.raises(InterruptedError):
-            run(tmp_path / "stopped", config, stop, resume=not first)
-    run(tmp_path / "stopped", config, resume=True)
+    # Inside the first task and inside the second, after a checkpoint of each.
+    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 2))
     assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")

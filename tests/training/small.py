@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from sgp.benchmarks import BENCHMARKS
@@ -82,6 +83,23 @@ def run(path: Path, config: Config, *watchers: Watcher, stream: Stream | None = 
         learner = Learner(config, stream or stream_of(config), folder, *watchers)
         learner.run()
     return learner
+
+
+class Stop(Exception):  # noqa: N818 (nothing is wrong)
+    """Ends a run from outside."""
+
+
+def run_with_stops(path: Path, config: Config, *stops: tuple[int, int]) -> Learner:
+    """Run a config that is stopped at some epochs (task, epoch), before their checkpoint, and taken up after each."""
+    for number, where in enumerate(stops):
+
+        def stop(event: str, values: dict[str, Any], where: tuple[int, int] = where) -> None:
+            if event == "epoch" and (values["task"], values["epoch"]) == where:
+                raise Stop
+
+        with pytest.raises(Stop):
+            run(path, config, stop, resume=number > 0)
+    return run(path, config, resume=True)
 
 
 def events(path: Path) -> list[dict[str, Any]]:

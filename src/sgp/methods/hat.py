@@ -65,7 +65,7 @@ class HAT(Supervised[HATSettings]):
     task's open units compute from its open units does not move, and the rest is multiplied by 0 in its forward pass.
     That takes plain SGD: momentum or decay would move weights without a gradient.
 
-    A task is known by its head: tasks that share one share its masks. Stored statistics of BatchNorm are kept for
+    A task is known by its head, or by its number where all tasks share one. Stored statistics of BatchNorm are kept for
     each task, since later tasks must estimate those of their own units.
     """
 
