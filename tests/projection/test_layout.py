@@ -113,7 +113,6 @@ def test_each_parameter_that_is_not_guarded_has_its_reason() -> None:
     assert found.free == {f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")}
     assert found.frozen == {
         "token": "unsupported layer type Mixed",
-        "words.weight": "unsupported layer type Embedding",
         "body.0.bias": "bias of a guarded layer, frozen (bias)",
         "body.1.weight": "norm",
         "body.1.bias": "norm",
@@ -144,7 +143,7 @@ def test_running_statistics_of_an_excluded_norm_layer_are_left_alone_and_named()
 def test_guards_are_named_by_module_and_input_and_know_their_parameters() -> None:
     found = layout(Mixed(), exclude=["heads"])
     inputs = [f"attention:{name}" for name in ("query", "key", "value", "attended")]
-    assert list(found.guards) == ["body.0", "body.2", *inputs]
+    assert list(found.guards) == ["words", "body.0", "body.2", *inputs]
     assert found.guards["body.0"].parameters == ["body.0.weight", "body.0.bias"]
     assert found.guards["body.2"].parameters == ["body.2.weight"]
     assert found.guards["attention:key"].parameters == ["attention.in_proj_weight", "attention.in_proj_bias"]
@@ -160,7 +159,7 @@ def test_a_model_that_is_one_layer_is_guarded_under_a_name() -> None:
     ("change", "name"),
     [
         (lambda model: None, "token"),
-        (lambda model: delattr(model, "token"), "words.weight"),
+        (lambda model: setattr(model, "words", nn.EmbeddingBag(5, 4)) or delattr(model, "token"), "words.weight"),
     ],
 )
 def test_strict_refuses_a_layer_type_that_is_not_known_with_the_parameters_name(
@@ -307,7 +306,7 @@ class Language(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(12, 8)
+        self.words = nn.EmbeddingBag(12, 8)
         self.body = nn.Linear(8, 8)
         self.output = nn.Linear(8, 12)
         self.output.weight = self.words.weight
@@ -320,10 +319,10 @@ def test_a_weight_that_an_unknown_layer_type_uses_too_is_not_said_to_be_guarded(
     torch.manual_seed(0)
     found = layout(Language())
     assert list(found.guards) == ["body"]
-    assert found.frozen["words.weight"] == "unsupported layer type Embedding, which shares it"
+    assert found.frozen["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
     assert step_on_other_data(Language(), torch.tensor([[0, 1, 2]])) < 1e-5
     free = layout(Language(), rest="free")
-    assert free.free["words.weight"] == "unsupported layer type Embedding, which shares it"
+    assert free.free["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
     with pytest.raises(TypeError, match=r"'words.weight'.*Embedding"):
         layout(Language(), strict=True)
 

@@ -746,7 +746,7 @@ def test_sixteen_bit_models_work_and_the_memory_keeps_its_own_precision(
         for x in batches(1, dtype=dtype) * 10:
             step(model, optimizer, x)
             if not keep_master:
-                handle.load_state_dict({})
+                handle.load_state_dict({"steps": 0, "masters": {}})
         result = memory.check(data[0])
         assert {p.dtype for p in model.parameters()} == {dtype}
         assert all(0 < layer.drift < 1 for layer in result.layers)

@@ -641,3 +641,75 @@ def test_a_threshold_of_its_own_parts_a_subspace_that_reads_the_same_input() -> 
     found = memory.subspaces
     assert found["(model):query"] is found["(model):key"]
     assert int(found["(model):value"].rank) < int(found["(model):query"].rank)
+
+
+class Branches(nn.Module):
+    """Three linear layers; which of two tensors each reads is told batch by batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+
+    def forward(self, tensors: list[Tensor], plan: list[tuple[int, int]]) -> None:
+        for layer, which in plan:
+            self.layers[layer](tensors[which])
+
+
+# Per batch, which layer reads which of that batch's two tensors, in the order of the calls.
+calls = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(calls, min_size=1, max_size=4), st.integers(1, 4))
+def test_layers_share_a_statistic_exactly_as_long_as_they_read_the_same_tensors(
+    plans: list[list[tuple[int, int]]], rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [([torch.randn(rows, 3, generator=generator) for _ in range(2)], plan) for plan in plans]
+    model = Branches()
+    found = statistics(model, batches, forward=lambda batch: model(*batch))
+    read: dict[str, list[Tensor]] = {f"layers.{i}": [] for i in range(3)}
+    for tensors, plan in batches:
+        for layer, which in plan:
+            read[f"layers.{layer}"].append(tensors[which])
+    assert found.keys() == {name for name, inputs in read.items() if inputs}
+    for name, statistic in found.items():
+        assert statistic.count == rows * len(read[name])
+        assert_is_gram_of(statistic, *read[name])
+
+
+def test_layers_in_a_row_that_read_one_tensor_share_throughout_and_others_do_not() -> None:
+    model = Branches()
+    batches = [([torch.randn(4, 3) for _ in range(2)], [(0, 0), (1, 0), (2, 1)]) for _ in range(3)]
+    found = statistics(model, batches, forward=lambda batch: model(*batch))
+    assert found["layers.0"] is found["layers.1"]
+    assert found["layers.2"] is not found["layers.0"]
+
+
+def test_a_tensor_that_was_changed_in_place_between_two_layers_is_another() -> None:
+    model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)])
+
+    def forward(x: Tensor) -> None:
+        model[0](x)
+        x *= 2
+        model[1](x)
+
+    data = torch.randn(5, 3)
+    found = statistics(model, [data.clone()], forward=forward)
+    assert_is_gram_of(found["0"], data)
+    assert_is_gram_of(found["1"], 2 * data)
+
+
+def test_convolutions_that_unfold_the_same_maps_otherwise_do_not_share() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.same, self.other = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 5, 3), nn.Conv2d(2, 3, 3, stride=2)
+
+        def forward(self, x: Tensor) -> None:
+            for layer in (self.one, self.same, self.other):
+                layer(x)
+
+    found = statistics(Block(), [images(3)])
+    assert found["one"] is found["same"]
+    assert found["other"] is not found["one"]

@@ -5,7 +5,6 @@ import importlib
 import io
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -163,8 +162,13 @@ def summary(memory: sgp.GradientMemory) -> str:
         pytest.param(
             bert,
             text,
-            ["encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense", "pooler.dense"],
-            {"embeddings.word_embeddings.weight": "unsupported layer type Embedding"},
+            [
+                "embeddings.word_embeddings",
+                "encoder.layer.0.attention.self.query",
+                "encoder.layer.1.output.dense",
+                "pooler.dense",
+            ],
+            {"embeddings.LayerNorm.weight": "norm"},
             id="bert",
         ),
         pytest.param(
@@ -243,7 +247,7 @@ def test_a_correction_of_low_rank_that_is_full_leaks_nothing() -> None:
     assert memory.check(text(0)).leak < 1e-5
 
 
-def test_a_language_models_output_layer_that_shares_its_embedding_is_not_said_to_be_guarded() -> None:
+def test_an_output_layer_that_shares_its_embedding_is_protected_from_both_sides() -> None:
     config = transformers.BertConfig(
         vocab_size=60,
         hidden_size=32,
@@ -255,46 +259,95 @@ def test_a_language_models_output_layer_that_shares_its_embedding_is_not_said_to
     torch.manual_seed(0)
     model = transformers.BertForMaskedLM(config)
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    assert "cls.predictions.decoder" not in {layer.layer for layer in memory.capacity().layers}
-    why = memory.capacity().frozen["bert.embeddings.word_embeddings.weight"]
-    assert why == "unsupported layer type Embedding, which shares it"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    layers = {layer.layer for layer in memory.capacity().layers}
+    assert {"cls.predictions.decoder", "bert.embeddings.word_embeddings"} <= layers
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     memory.attach(optimizer)
     memory.update([text(0)])
-    before = main_output(model, text(0))
+    before, others = main_output(model, text(0)), main_output(model, text(1))
+    words = model.bert.embeddings.word_embeddings.weight.detach().clone()
     train(model, optimizer, text(1))
+    assert float((main_output(model, text(1)) - others).norm() / others.norm()) > 0.1
     assert float((main_output(model, text(0)) - before).norm() / before.norm()) < 1e-4
+    moved = (model.bert.embeddings.word_embeddings.weight.detach() - words).norm(dim=1)
+    used = torch.zeros(60, dtype=torch.bool).index_fill(0, text(0)["input_ids"].flatten(), True)
+    assert moved[used].max() < 1e-6 < moved[~used].min()
 
 
-def test_gpt2s_transposed_layers_need_one_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.pytorch_utils import Conv1D
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(
+        vocab_size=60, n_positions=16, n_embd=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2Model(config)
 
-    from sgp.projection import layers
 
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+def test_gpt2s_transposed_layers_are_protected() -> None:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=1, n_head=4)
-    model = transformers.GPT2Model(config)
-    with pytest.raises(ValueError, match="register_layer"):
-        sgp.GradientMemory(model, threshold=0.9)
-
-    @sgp.register_layer(Conv1D)
-    class Conv1DType(sgp.LayerType):
-        def blocks(self, module: nn.Module) -> list[sgp.Block]:
-            return [sgp.Block("weight", "bias", input_dim=0)]
-
-        def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-            return {"input": args[0] if args else kwargs["x"]}
-
-    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    model = gpt2()
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf, strict=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     memory.attach(optimizer)
     memory.update([text(0)], forward=lambda batch: model(**batch, use_cache=False))
+    assert {"wte", "wpe", "h.0.attn.c_attn", "h.0.mlp.c_proj"} <= memory.subspaces.keys()
     before, others = main_output(model, text(0)), main_output(model, text(1))
     train(model, optimizer, text(1))
     learned = float((main_output(model, text(1)) - others).norm())
     assert learned > 0.1
     assert float((main_output(model, text(0)) - before).norm()) < 1e-4 * learned
+
+
+def test_query_key_and_value_share_one_set_of_bases_and_the_summary_says_so() -> None:
+    torch.manual_seed(0)
+    memory = sgp.GradientMemory(bert(), threshold=0.9)
+    memory.update([text(0), text(1)])
+    memory.update([text(2)])
+    names = [f"encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
+    assert len({id(memory.subspaces[name]) for name in names}) == 1
+    assert memory.subspaces["encoder.layer.1.attention.self.query"] is not memory.subspaces[names[0]]
+    assert ",".join(names) in "".join(summary(memory).split())
+    again = sgp.GradientMemory(memory.model, threshold=0.9)
+    again.load_state_dict(memory.state_dict())
+    assert len({id(again.subspaces[name]) for name in names}) == 1
+
+
+def padded(batch: Batch, length: int = 11) -> Batch:
+    missing = length - batch["input_ids"].shape[1]
+    return {
+        "input_ids": nn.functional.pad(batch["input_ids"], (0, missing), value=59),
+        "attention_mask": nn.functional.pad(batch["attention_mask"], (0, missing)),
+    }
+
+
+def test_padding_does_not_count() -> None:
+    torch.manual_seed(0)
+    model = bert()
+    spaces = []
+    for batches in ([text(0), text(1)], [padded(text(0)), padded(text(1))]):
+        memory = sgp.GradientMemory(model, threshold=0.9, exclude=["embeddings.position_embeddings"])
+        memory.update(batches)
+        spaces.append(memory.subspaces)
+    for name, plain in spaces[0].items():
+        other = spaces[1][name]
+        assert plain.rank.tolist() == other.rank.tolist(), name
+        if name in ("embeddings.word_embeddings", "embeddings.token_type_embeddings"):
+            continue
+        projectors = [(s.basis * s.importance.unsqueeze(1)) @ s.basis.mT for s in (plain, other)]
+        torch.testing.assert_close(*projectors, atol=1e-4, rtol=0)
+    assert sorted(spaces[1]["embeddings.word_embeddings"].tokens.tolist()) == sorted(
+        spaces[0]["embeddings.word_embeddings"].tokens.tolist()
+    )
+
+
+def test_a_mask_of_ones_own_says_what_counts() -> None:
+    torch.manual_seed(0)
+    model = bert()
+    ranks = []
+    for mask in (None, lambda batch: batch["attention_mask"], lambda batch: torch.ones_like(batch["attention_mask"])):
+        memory = sgp.GradientMemory(model, threshold=0.95)
+        memory.update([padded(text(0))], mask=mask)
+        ranks.append({name: int(space.rank) for name, space in memory.subspaces.items()})
+    assert ranks[0] == ranks[1]
+    assert ranks[2]["encoder.layer.1.output.dense"] > ranks[0]["encoder.layer.1.output.dense"]
 
 
 def test_a_timm_model_is_protected() -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from sgp.methods.buffer import Reservoir
+from sgp.methods.calls import recorded
 from sgp.methods.gpm import GPM, GPMSettings
 from sgp.methods.method import Batch
-from sgp.methods.replay import ReplaySettings, example_rows, laid_out
+from sgp.methods.replay import ReplaySettings, example_rows, joined
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.layout import Guard, layout_of
 from sgp.projection.statistic import Statistic
+from sgp.projection.subspace import Bases
 
 # Of the sigmoid that keeps soft weights between 0 and 1.
 STEEPNESS = 10.0
@@ -61,43 +61,21 @@ class FSDGPMSettings(GPMSettings, ReplaySettings):
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         if self.inner_steps < 1:
             raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
-        if self.soft_weights not in ("repeated", "once", "orphaned"):
-            raise ValueError(f"soft_weights must be repeated, once or orphaned, got {self.soft_weights!r}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
         if not self.clip > 0:
             raise ValueError(f"clip must be above 0, got {self.clip}")
-        if self.norms not in ("freeze", "free"):
-            raise ValueError(f"norms must be freeze or free, got {self.norms!r}")
 
 
 class FreshMemory(GradientMemory):
     """A gradient memory that begins anew with each update."""
 
-    def _grow(self, start: Subspace, statistic: Statistic, threshold: float) -> Subspace:
+    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
         return super()._grow(Subspace.empty(start.groups, start.dimension), statistic, threshold)
-
-
-class _Call(NamedTuple):
-    """Of a linear layer; the output as it was before anything was done to it in place."""
-
-    layer: str
-    input: Tensor
-    output: GradientEdge
 
 
 def _is_by_rows(guard: Guard) -> bool:
     return guard.layer_type.is_linear and len(guard.sources) == 1
-
-
-def _recorder(layer: str, calls: list[_Call]) -> Callable[..., None]:
-    """A hook that notes a layer's calls."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            calls.append(_Call(layer, args[0], get_gradient_edge(output)))
-
-    return hook
 
 
 def _summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -134,9 +112,6 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         # By layer: lambda, or u of which lambda is the sigmoid; and momentum of that.
         self._soft: dict[str, Tensor] = {}
         self._soft_momentum: dict[str, Tensor] = {}
-        # By parameter; those of the optimizer, once it has some.
-        self._momentum: dict[str, Tensor] = {}
-        self._optimizer: Optimizer | None = None
 
     @staticmethod
     def _rest(settings: GPMSettings) -> Literal["freeze", "free"]:
@@ -144,19 +119,16 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         return settings.norms
 
     def begin(self, head: int, batches: Iterable[Batch]) -> None:
-        self._forget_steps()
+        self._soft_momentum = {}
         self._soft = {name: torch.ones_like(space.importance) for name, space in self.memory.subspaces.items()}
         self._weigh()
 
+    def optimizer(self, lr: float) -> Optimizer:
+        return SGD(self.network.parameters(), lr=lr, momentum=self.settings.momentum)
+
     def attach(self, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["momentum"] = self.settings.momentum
         # The gradients of steps uphill must be whole, so that inputs may not be replaced.
         self.memory.attach(optimizer, road="gradient")
-        for name, parameter in self.network.named_parameters():
-            if name in self._momentum:
-                optimizer.state[parameter]["momentum_buffer"] = self._momentum[name].clone()
-        self._optimizer = optimizer
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # All rates fall together.
@@ -174,6 +146,11 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             self.buffer.add(example_rows(batch, head))
         return loss.item()
 
+    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        # Those that the loss is of; the steps uphill are of the same batch.
+        inputs, _, heads = self._with_replay(batch, head)
+        return [(inputs, heads)]
+
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         drawn = self.buffer.draw(self.consolidation_batch)
         heads = drawn["heads"]
@@ -184,7 +161,8 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             return logits
 
         super().consolidate([(drawn["inputs"], drawn["labels"])], forward)
-        self._forget_steps()
+        # Nothing of a task's steps is for the next.
+        self._soft, self._soft_momentum = {}, {}
 
     def soft_weights(self) -> dict[str, Tensor]:
         """lambda of each basis by layer, [groups, k]."""
@@ -196,14 +174,12 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             "buffer": self.buffer.state_dict(),
             "soft": dict(self._soft),
             "soft_momentum": dict(self._soft_momentum),
-            "momentum": self._buffers(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state["memory"])
         self.buffer.load_state_dict(state["buffer"])
         self._soft, self._soft_momentum = dict(state["soft"]), dict(state["soft_momentum"])
-        self._momentum, self._optimizer = dict(state["momentum"]), None
 
     def bytes(self) -> dict[str, int]:
         soft = [*self._soft.values(), *self._soft_momentum.values()]
@@ -211,7 +187,6 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         return super().bytes() | {
             "data": sum(self.buffer.bytes().values()),
             "importances": sum(each.nbytes for each in [*soft, *importances]),
-            "momentum": sum(each.nbytes for each in self._buffers().values()),
         }
 
     def _meta_loss(self, batch: Batch, head: int, spaces: Mapping[str, Subspace], rate: float) -> Tensor:
@@ -231,30 +206,20 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
 
     def _with_replay(self, batch: Batch, head: int) -> tuple[Tensor, Tensor, int | Tensor]:
         """Inputs, labels and heads of a batch and of examples drawn beside it."""
-        inputs, labels = batch
-        drawn = self.buffer.draw(self.settings.memory_batch or len(labels))
-        if not drawn:
-            return inputs, labels, head
-        everything = torch.cat([inputs, laid_out(drawn["inputs"], inputs)])
-        heads = torch.cat([torch.full_like(labels, head), drawn["heads"]])
-        return everything, torch.cat([labels, drawn["labels"]]), heads
+        return joined(batch, head, self.buffer.draw(self.settings.memory_batch or len(batch[1])))
 
     def _uphill(
         self, batch: Batch, head: int, weights: dict[str, Tensor], spaces: Mapping[str, Subspace]
     ) -> dict[str, Tensor]:
         """The direction of a step uphill at some weights, for each parameter that matters here and may move.
 
-        The gradient of a linear layer is D^T X with few rows X, and D^T X M diag(lambda) M^T costs the least if the
-        rows are projected: so there the gradient D of the output is asked for, and not that of the weight.
+        That of a linear layer is D^T (X M diag(lambda) M^T); see sgp.methods.calls.
         """
         inputs, labels = batch
         guards = {name: self._layout.guards[name] for name in spaces}
         by_rows = {name: guard for name, guard in guards.items() if _is_by_rows(guard)}
-        calls: list[_Call] = []
-        with ExitStack() as stack:
-            for name, guard in by_rows.items():
-                module = self.network.get_submodule(guard.sources[0].module)
-                stack.callback(module.register_forward_hook(_recorder(name, calls)).remove)
+        modules = {name: self.network.get_submodule(guard.sources[0].module) for name, guard in by_rows.items()}
+        with recorded(modules) as calls:
             logits = torch.func.functional_call(self.network, weights, (inputs, head))
         frozen = self._layout.frozen if self.memory.tasks else {}
         apart = {*frozen, *(name for guard in by_rows.values() for name in guard.parameters)}
@@ -304,12 +269,12 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
 
     def _weighted(self, soft: Mapping[str, Tensor]) -> dict[str, Subspace]:
         """The layers' bases with weights through which gradients flow."""
-        spaces = self.memory.subspaces
-        return {
-            name: Subspace(spaces[name].basis, self._lambda(value), spaces[name].rank)
-            for name, value in soft.items()
-            if not spaces[name].is_empty
-        }
+        weighted = {}
+        for name, value in soft.items():
+            space = self.memory.subspaces[name]
+            if isinstance(space, Subspace) and not space.is_empty:
+                weighted[name] = space.weighed(self._lambda(value))
+        return weighted
 
     def _lambda(self, soft: Tensor) -> Tensor:
         return torch.sigmoid(STEEPNESS * soft) if self.settings.soft_weights == "once" else soft
@@ -331,15 +296,3 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     def _weigh(self) -> None:
         """Let the memory project with the soft weights as they are."""
         self.memory.weigh(self.soft_weights())
-
-    def _buffers(self) -> dict[str, Tensor]:
-        """Momentum of each parameter that has some."""
-        if self._optimizer is None:
-            return dict(self._momentum)
-        states = {name: self._optimizer.state.get(p, {}) for name, p in self.network.named_parameters()}
-        return {n: state["momentum_buffer"] for n, state in states.items() if state.get("momentum_buffer") is not None}
-
-    def _forget_steps(self) -> None:
-        """Nothing of a task's steps is for the next."""
-        self._soft, self._soft_momentum = {}, {}
-        self._momentum, self._optimizer = {}, None

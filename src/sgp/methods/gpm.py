@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, Method
+from sgp.methods.method import Batch, Method, check_choices
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.layout import check_patterns, matches
+from sgp.projection.statistic import Statistic
+from sgp.projection.subspace import Bases, minimal_rank
 
 N = TypeVar("N", int, float)
+# A curve over the bases of a layer is written down at so many of them.
+POINTS = 17
+# Singular values below this share of the largest are rounding.
+NOISE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class GPMSettings:
     """Protect biases like weights, or freeze them after the first task as published."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         for threshold in _values(self.threshold):
             if not 0 < threshold <= 1:
                 raise ValueError(f"threshold must be in (0, 1], got {threshold}")
@@ -49,13 +57,41 @@ class GPMSettings:
                 raise ValueError(f"memory_samples must be at least 1, got {count}")
 
 
+class WatchedMemory(GradientMemory):
+    """A gradient memory that remembers how strong the last task was along each direction.
+
+    Attributes:
+        spectra: by layer, singular values of the task along old bases (Eq. 6, 7) and of what these leave (Eq. 4).
+    """
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.spectra: dict[str, Tensor] = {}
+        self._seen: dict[int, Tensor] = {}
+
+    def _grown(
+        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Bases]
+    ) -> dict[str, Bases]:
+        grown = super()._grown(statistics, thresholds, known)
+        self.spectra |= {name: self._seen[id(each)] for name, each in statistics.items() if id(each) in self._seen}
+        self._seen.clear()
+        return grown
+
+    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+        def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
+            self._seen[id(statistic)] = torch.cat([old, new], dim=-1).flatten().sqrt()
+            return minimal_rank(new, total, threshold)
+
+        return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
+
+
 class GPM(Method[GPMSettings]):
     """A gradient memory in which every basis is blocked."""
 
     name = "gpm"
     description = "gradient projection memory: no step along directions of earlier tasks"
     Settings: ClassVar[type[GPMSettings]] = GPMSettings
-    Memory: ClassVar[type[GradientMemory]] = GradientMemory
+    Memory: ClassVar[type[GradientMemory]] = WatchedMemory
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -93,7 +129,7 @@ class GPM(Method[GPMSettings]):
 
     @property
     def keeps_statistics(self) -> bool:
-        return self.memory.tasks > 0
+        return self.memory.tasks > 0 and self.memory.rest == "freeze"
 
     @property
     def consolidation_batch(self) -> int:
@@ -120,12 +156,35 @@ class GPM(Method[GPMSettings]):
 
     def bytes(self) -> dict[str, int]:
         spaces = {id(space): space for space in self.memory.subspaces.values()}.values()
-        basis = sum(space.basis.nbytes for space in spaces)
+        states = [space.state_dict() for space in spaces]
+        basis = sum(t.nbytes for state in states for name, t in state.items() if name in ("basis", "scale", "tokens"))
         importance = sum(space.importance.nbytes for space in spaces)
         return {"bases": basis} | ({} if math.isinf(self.memory.alpha) else {"importances": importance})
 
     def free(self) -> dict[str, float]:
         return {layer.layer: layer.free for layer in self.memory.capacity().layers}
+
+    def bases(self) -> dict[str, dict[str, Any]]:
+        spectra = self.memory.spectra if isinstance(self.memory, WatchedMemory) else {}
+        found: dict[str, dict[str, Any]] = {}
+        for layer in self.memory.capacity().layers:
+            told = found[layer.layer] = {"count": layer.bases, "of": layer.dimension, "blocked": layer.blocked}
+            space = self.memory.subspaces.get(layer.layer)
+            if space is not None and not math.isinf(self.memory.alpha):
+                # Beyond a group's rank importances are 0.
+                told["importances"] = curve(space.importance.flatten(), torch.linspace(1, layer.bases, POINTS))
+            if layer.layer in spectra:
+                sigma = spectra[layer.layer] / spectra[layer.layer].max()
+                sigma = sigma[sigma > NOISE]
+                told["singular values"] = curve(sigma, torch.logspace(0, math.log10(len(sigma) or 1), POINTS))
+        return found
+
+
+def curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
+    """Values in falling order at some positions, from 1: enough to draw them all."""
+    falling = values.sort(descending=True).values
+    at = sorted({round(position) for position in positions.tolist()}) if len(falling) else []
+    return [(position, float(f"{falling[position - 1]:.4g}")) for position in at]
 
 
 def _threshold(start: float, step: float, task: int) -> float:

@@ -17,7 +17,7 @@ from sgp.methods.supervised import Moment, Supervised
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.layout import Guard, check_patterns, layout_of, matches
 from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import along, minimal_rank
+from sgp.projection.subspace import Bases, along, minimal_rank
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,6 @@ class TRGPSettings(GPMSettings):
             raise ValueError(f"trust_tasks must be at least 0, got {self.trust_tasks}")
         if self.trust_samples < 1:
             raise ValueError(f"trust_samples must be at least 1, got {self.trust_samples}")
-        if self.appended not in ("all", "all-but-strongest"):
-            raise ValueError(f"appended must be all or all-but-strongest, got {self.appended!r}")
-        if self.scaling not in ("by-layer", "by-first-layer"):
-            raise ValueError(f"scaling must be by-layer or by-first-layer, got {self.scaling!r}")
-        if self.norms not in ("freeze", "free"):
-            raise ValueError(f"norms must be freeze or free, got {self.norms!r}")
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,8 @@ class UnionMemory(GradientMemory):
         """They have been taken over."""
         self._space_of.clear()
 
-    def _grow(self, start: Subspace, statistic: Statistic, threshold: float) -> Subspace:
+    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+        assert isinstance(start, Subspace)
         taken = torch.zeros(start.basis.shape[0], start.basis.shape[2], dtype=torch.bool)
 
         def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
@@ -345,7 +340,9 @@ class TRGP(GPM, Supervised[GPMSettings]):
         return trusted
 
     def _space(self, head: str, layer: str) -> Tensor:
-        return self._learned[head].spaces[layer].basis(self.memory.subspaces[layer])
+        bases = self.memory.subspaces[layer]
+        assert isinstance(bases, Subspace)
+        return self._learned[head].spaces[layer].basis(bases)
 
     def _open(self, trusted: Mapping[str, Sequence[str]], saved: Mapping[str, Any] | None = None) -> None:
         """Begin to learn scales for these tasks of each layer. saved: what the weights do there, from a checkpoint."""

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sgp.projection.layout import Layout
-from sgp.projection.subspace import Subspace
+from sgp.projection.subspace import Bases
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,7 @@ class Capacity:
         return sum(layer.bytes for layer in self.layers)
 
 
-def capacity_of(
-    layout: Layout, subspaces: Mapping[str, Subspace], dimensions: Mapping[str, tuple[int, int]]
-) -> Capacity:
+def capacity_of(layout: Layout, subspaces: Mapping[str, Bases], dimensions: Mapping[str, tuple[int, int]]) -> Capacity:
     """Sum a memory up; ``dimensions`` has groups and dimension of each guard, for those without bases."""
     layers = []
     owner: dict[int, str] = {}
@@ -107,6 +105,14 @@ def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
     if any(layer.shares for layer in capacity.layers):
         table.caption = "shared: the bases of a layer above, which counts their bytes"
     console.print(table)
+    groups: dict[str, list[str]] = {}
+    for layer in capacity.layers:
+        groups.setdefault(layer.shares or layer.layer, []).append(layer.layer)
+    if any(len(members) > 1 for members in groups.values()):
+        console.print("Layers that read the same input share their bases:", style="bold")
+        for members in groups.values():
+            if len(members) > 1:
+                console.print(Padding(Text(", ".join(members)), (0, 0, 0, 2)))
     for title, names in (
         ("Frozen after the first task", capacity.frozen),
         ("Not protected: moves freely, so what it does for old tasks drifts", capacity.free),

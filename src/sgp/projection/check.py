@@ -99,7 +99,6 @@ def check(
                 dict(model.named_parameters()),
             )
             change = new - old.to(new.device)
-            blocked = subspace.basis.double() * (subspace.importance == 1).unsqueeze(1)
             energy = float(statistic.energy().sum())
             moved = float(change.norm())
             if moved <= ROUNDING * float(old.norm()):  # a layer that is full does not move but for rounding
@@ -107,8 +106,8 @@ def check(
             layers.append(
                 LayerCheck(
                     layer=guard.name,
-                    held=_ratio(float(statistic.energy_through(subspace.basis.mT).sum()), energy),
-                    leak=_ratio(float((change @ blocked.to(change.device)).norm()), moved),
+                    held=_ratio(float(subspace.held(statistic).sum()), energy),
+                    leak=_ratio(float(subspace.along_blocked(*_split(change, guard)).norm()), moved),
                     drift=_ratio(
                         float(statistic.energy_through(change).sum()) ** 0.5,
                         float(statistic.energy_through(old).sum()) ** 0.5,
@@ -121,9 +120,9 @@ def check(
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the tensors in a model's state dict; extra state that is none is left out."""
-    state = model.state_dict()
-    return {name: value.detach().clone() for name, value in state.items() if isinstance(value, Tensor)}
+    """A copy of a model's parameters and buffers, as they are: a state dict would be projected first."""
+    named = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    return {name: value.detach().clone() for name, value in named.items()}
 
 
 def _refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]) -> None:
@@ -143,6 +142,11 @@ def _joint(matrix: Tensor, guard: Guard, parameters: Mapping[str, Tensor]) -> Te
     if guard.bias is None:
         return matrix
     return torch.cat([matrix, guard.block.vector(parameters[guard.bias].detach()).double().unsqueeze(-1)], dim=-1)
+
+
+def _split(matrix: Tensor, guard: Guard) -> tuple[Tensor, Tensor | None]:
+    """What :func:`_joint` joined."""
+    return (matrix, None) if guard.bias is None else (matrix[..., :-1], matrix[..., -1])
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -8,12 +8,12 @@ A new layer type is one class with the decorator :func:`register_layer`::
             return [Block(weight="kernel", bias="offset", input_dim=0)]
 
 Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry unless it has a
-``forward`` of its own.
+``forward`` of its own. A type of a library that need not be installed is registered by its qualified name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -93,6 +93,8 @@ class LayerType:
     # Whether the layer computes x W^T by torch.nn.functional.linear and nothing else, which the input side
     # needs.
     is_linear = False
+    # Whether the layer looks its input up: an index stands for a one-hot row, and ``rows`` gives the indices.
+    is_lookup = False
 
     def blocks(self, module: nn.Module) -> Sequence[Block]:
         """The blocks of a module's parameters."""
@@ -107,13 +109,26 @@ class LayerType:
         """An input as the rows that the weight multiplies: [groups, n, inputs]."""
         return input.reshape(1, -1, input.shape[-1])
 
+    def unfolding(self, module: nn.Module) -> Hashable:
+        """What decides the rows of a tensor: modules that read the same one and agree in this see the same rows."""
+        return "last dimension"
+
+    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+        """The positions of an input that a mask [samples, positions] admits; all if it has no such positions."""
+        is_sequence = input.dim() > 2 and input.shape[:2] == mask.shape
+        return input[mask] if is_sequence else input
+
 
 T = TypeVar("T", bound=type[LayerType])
-_LAYER_TYPES: dict[type[nn.Module], LayerType] = {}
+_LAYER_TYPES: dict[type[nn.Module] | str, LayerType] = {}
 
 
-def register_layer(*modules: type[nn.Module]) -> Callable[[T], T]:
-    """Class decorator: serve these module types and their subclasses by the decorated :class:`LayerType`."""
+def register_layer(*modules: type[nn.Module] | str) -> Callable[[T], T]:
+    """Class decorator: serve these module types and their subclasses by the decorated :class:`LayerType`.
+
+    Args:
+        modules: the types, or their qualified names (``"package.module.Type"``), which import nothing.
+    """
 
     def register(layer_type: T) -> T:
         for module in modules:
@@ -130,8 +145,11 @@ def layer_type_of(module: nn.Module) -> LayerType | None:
     not served by its parent's entry: it can be registered itself.
     """
     for cls in type(module).__mro__:
-        if cls in _LAYER_TYPES:
-            return _LAYER_TYPES[cls] if type(module).forward is cls.forward else None
+        if not issubclass(cls, nn.Module):
+            continue
+        layer_type = _LAYER_TYPES.get(cls) or _LAYER_TYPES.get(f"{cls.__module__}.{cls.__qualname__}")
+        if layer_type is not None:
+            return layer_type if type(module).forward is cls.forward else None
     return None
 
 
@@ -143,6 +161,44 @@ class LinearType(LayerType):
 
     def blocks(self, module: nn.Module) -> Sequence[Block]:
         return [Block("weight", "bias")]
+
+
+@register_layer("transformers.pytorch_utils.Conv1D")
+class TransposedLinearType(LayerType):
+    """GPT-2's linear layer, which calls itself a convolution: its weight is [inputs, outputs]."""
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        return [Block("weight", "bias", input_dim=0)]
+
+    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        return super().inputs(module, *(args or kwargs.values()))
+
+
+@register_layer(nn.Embedding)
+class EmbeddingType(LayerType):
+    """``nn.Embedding``: a linear layer without bias on one-hot rows, of which only the index is ever there."""
+
+    is_lookup = True
+
+    def blocks(self, module: nn.Module) -> Sequence[Block]:
+        assert isinstance(module, nn.Embedding)
+        # With max_norm the forward pass writes to the weight itself, which no step hook sees.
+        return [Block("weight", input_dim=0)] if module.max_norm is None else []
+
+    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        input = args[0] if args else kwargs["input"]
+        return {"input": input.unsqueeze(0) if input.dim() == 0 else input}
+
+    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+        """The indices: [n]."""
+        return input.flatten()
+
+    def unfolding(self, module: nn.Module) -> Hashable:
+        assert isinstance(module, nn.Embedding)
+        return "indices", module.num_embeddings
+
+    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+        return input[mask] if input.shape == mask.shape else input
 
 
 @register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -183,6 +239,14 @@ class ConvType(LayerType):
         for size in module.kernel_size:
             width *= size
         return patches.permute(1, 0, *positions, 2, *kernel).reshape(module.groups, -1, width)
+
+    def unfolding(self, module: nn.Module) -> Hashable:
+        assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        return module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode
+
+    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+        # Dimension 1 is the channels, and a patch has no single position.
+        return input
 
 
 @register_layer(nn.MultiheadAttention)

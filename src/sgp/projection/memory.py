@@ -8,6 +8,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -19,11 +20,13 @@ from sgp.projection import storage
 from sgp.projection.capacity import Capacity, capacity_of, print_table
 from sgp.projection.check import Check, check, tensors_of
 from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
-from sgp.projection.optim import ROADS, Handle, Road, warn_if_inexact
+from sgp.projection.optim import ROADS, Handle, Road, project, warn_if_inexact
+from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
-from sgp.projection.subspace import Numerics, Subspace
+from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
+from sgp.projection.tokens import TokenCounts, TokenSubspace
 
 Threshold = float | Callable[[int], float]
 Preset = Literal["paper", "reference", "corrected"]
@@ -76,6 +79,8 @@ class GradientMemory:
             what is right.
         numerics: single choices of the preset, if wanted otherwise.
         anchor: keep a copy of the model's weights at each update for :meth:`check` to compare with.
+        store: what bases are kept as. ``"bfloat16"`` takes half the bytes of ``"float32"`` and ``"int8"`` a quarter;
+            steps compute with the rounded bases, so a little of each step leaks (docs/limits.md has figures).
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class GradientMemory:
         preset: Preset = "paper",
         numerics: Numerics | None = None,
         anchor: bool = True,
+        store: Store = "float32",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -101,6 +107,7 @@ class GradientMemory:
         _one_of("preset", preset, PRESETS)
         _one_of("bias", bias, (None, "protect", "freeze"))
         _one_of("rest", rest, ("freeze", "free"))
+        _one_of("store", store, STORES)
         for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
             if not callable(value):
                 _check_threshold(value, "threshold")
@@ -112,6 +119,7 @@ class GradientMemory:
         self.bias: BiasRule = bias or PRESETS[preset][1]
         self.rest = rest
         self.strict = strict
+        self.store: Store = store
         self.numerics = numerics or PRESETS[preset][0]
         self._keep_anchor = anchor
         self._anchor: dict[str, Tensor] | None = None
@@ -134,11 +142,11 @@ class GradientMemory:
         return self._protection.tasks
 
     @property
-    def subspaces(self) -> dict[str, Subspace]:
+    def subspaces(self) -> dict[str, Bases]:
         """Bases and importances by layer."""
         return dict(self._protection.subspaces)
 
-    def attach(self, optimizer: Optimizer, *, road: Road = "auto") -> Handle:
+    def attach(self, optimizer: Optimizer, *, road: Road = "auto", every: int = 1) -> Handle:
         """Project every later step of an optimizer.
 
         Any ``torch.optim.Optimizer`` will do; it is not wrapped. Attaching again, or a new optimizer for each
@@ -151,6 +159,10 @@ class GradientMemory:
                 tries the input side of every linear layer, also where it can gain nothing, and refuses an optimizer
                 that it is not exact for. With gradient clipping the roads differ: ``"applied"`` and ``"gradient"``
                 clip what is not projected yet, the input side (which ``"auto"`` may take for plain SGD) what is.
+            every: project the change of as many steps at once. The cost is divided by it, and what is guaranteed holds
+                at every such step; in between, ``handle.flush()`` projects now, and ``with handle.projected():``
+                evaluates the weights as they would be. An update and every state dict flush first. 1 is the paper's
+                algorithm.
 
         Returns:
             A handle that tells the roads taken and detaches.
@@ -158,6 +170,10 @@ class GradientMemory:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
         _one_of("road", road, ROADS)
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
+        if every > 1 and road not in ("auto", "applied"):
+            raise ValueError(f"road={road!r} acts on every single step; every={every} needs road='auto' or 'applied'")
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ours = {id(p): p for p in self.model.parameters() if id(p) in held}
         if not ours:
@@ -176,7 +192,7 @@ class GradientMemory:
         for handle in self._protection.handles():
             if handle.holds(optimizer):
                 handle.detach()
-        handle = Handle(self._protection, optimizer, road)
+        handle = Handle(self._protection, optimizer, road, every)
         self._protection.add(handle)
         return handle
 
@@ -186,6 +202,7 @@ class GradientMemory:
         *,
         samples: int | Mapping[str, int] | None = None,
         forward: Callable[[Any], Any] | None = None,
+        mask: Callable[[Any], Tensor | None] | None = None,
         budget: int = DEFAULT_BUDGET,
         allow_unattached: bool = False,
     ) -> None:
@@ -200,12 +217,16 @@ class GradientMemory:
             samples: how many inputs to use, of shuffled data; a dict of numbers by pattern on layer names
                 gives each layer its own. None uses all, in constant memory.
             forward: runs one batch through the model, for batches of any other kind.
+            mask: tells for a batch which positions of its sequences count, [samples, positions], or None if all do.
+                Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one.
             budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
                 more passes.
             allow_unattached: go on though weights were changed by an optimizer that is not attached.
         """
         _refuse_single_batch(batches)
         protection = self._protection
+        for handle in protection.handles():
+            handle.flush()
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
         held = {name: subspace.dimension for name, subspace in protection.subspaces.items()}
@@ -237,6 +258,7 @@ class GradientMemory:
                 forward=forward,
                 samples=limits,
                 precise={guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members},
+                mask=mask,
             )
             reached |= statistics.keys()
             subspaces |= self._grown(statistics, thresholds, known)
@@ -253,6 +275,69 @@ class GradientMemory:
         for handle in protection.handles():
             handle.refresh(grown=True)
 
+    def plan(
+        self,
+        samples: int | Mapping[str, int],
+        batch: Any = None,
+        *,
+        forward: Callable[[Any], Any] | None = None,
+        mask: Callable[[Any], Tensor | None] | None = None,
+        budget: int = DEFAULT_BUDGET,
+    ) -> Plan:
+        """How many bytes and seconds an update will take.
+
+        Args:
+            samples: as in :meth:`update`; each layer must have a number.
+            batch: one to look at, as :meth:`update` would take it. It shows how many rows each layer makes of a
+                sample (positions of a sequence, patches of an image), which layers share bases, and how long the
+                model takes. Without it one row a sample is counted and the model's own time is left out.
+            forward: as in :meth:`update`.
+            mask: as in :meth:`update`.
+            budget: as in :meth:`update`.
+        """
+        guards = self._scan(self.model).guards
+        limits = {name: limit for name, limit in self._limits(samples, guards).items() if limit is not None}
+        for name in guards:
+            if name not in limits:
+                raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
+        passes = list(_passes(self.model, guards.values(), budget))
+        dimensions = {name: _dimensions(self.model, guard) for name, guard in guards.items()}
+        return plan(self.model, passes, dimensions, limits, batch=batch, forward=forward, mask=mask)
+
+    @torch.no_grad()
+    def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """A change of a layer's weight without what the memory blocks, for those who edit weights themselves.
+
+        Args:
+            change: of the layer's weight, in its shape.
+            layer: as :meth:`summary` calls it.
+            bias: the change of the layer's bias, where that is protected with the weight.
+
+        Returns:
+            The projected change; with ``bias`` both.
+        """
+        guard = self._protection.layout.guards.get(layer)
+        if guard is None:
+            near = get_close_matches(layer, self._protection.layout.guards, n=3, cutoff=0.0)
+            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
+        weight, offset = self._protection.tensors(guard)
+        if (bias is None) != (offset is None):
+            raise ValueError(
+                f"layer {layer!r}: "
+                + (
+                    f"its bias {guard.bias} changes with the weight: give bias=, zeros if it does not change"
+                    if bias is None
+                    else "its bias is not protected with the weight, so leave bias= out"
+                )
+            )
+        for name, given, own in (("change", change, weight), ("bias", bias, offset)):
+            if given is not None and own is not None and given.shape != own.shape:
+                raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
+        change, bias = change.clone(), None if bias is None else bias.clone()
+        if layer in self._protection.subspaces:
+            project(guard, self._protection.subspace_for(guard), change, bias)
+        return change if bias is None else (change, bias)
+
     def weigh(self, importances: Mapping[str, Tensor]) -> None:
         """Give bases other importances in [0, 1] than the update did, for methods that learn them.
 
@@ -268,7 +353,7 @@ class GradientMemory:
                     f"layer {name!r} has importances of shape {tuple(old.importance.shape)}, got "
                     f"{tuple(importance.shape)}"
                 )
-            self._protection.subspaces[name] = Subspace(old.basis, importance.detach().clone(), old.rank)
+            self._protection.subspaces[name] = old.weighed(importance.detach().clone())
 
     def capacity(self) -> Capacity:
         """What is protected and how much room is left, as data."""
@@ -311,15 +396,7 @@ class GradientMemory:
         protection = self._protection
         shared: dict[int, dict[str, Any]] = {}
         for name, subspace in protection.subspaces.items():
-            entry = shared.setdefault(
-                id(subspace),
-                {
-                    "layers": [],
-                    "basis": subspace.basis,
-                    "importance": subspace.importance,
-                    "rank": subspace.rank,
-                },
-            )
+            entry = shared.setdefault(id(subspace), {"layers": []} | subspace.state_dict())
             entry["layers"].append(name)
         return {
             "format": storage.FORMAT,
@@ -338,13 +415,11 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
-        layout = self._scan(
-            self.model, {name: entry["basis"].shape[1] for entry in state["subspaces"] for name in entry["layers"]}
-        )
-        subspaces: dict[str, Subspace] = {}
-        for entry in state["subspaces"]:
-            subspace = Subspace(entry["basis"].clone(), entry["importance"].clone(), entry["rank"].clone())
-            for name in entry["layers"]:
+        saved = [(entry["layers"], _space_of(entry)) for entry in state["subspaces"]]
+        layout = self._scan(self.model, {name: space.dimension for layers, space in saved for name in layers})
+        subspaces: dict[str, Bases] = {}
+        for layers, subspace in saved:
+            for name in layers:
                 guard = layout.guards.get(name)
                 if guard is None:
                     known = ", ".join(layout.guards)
@@ -409,26 +484,26 @@ class GradientMemory:
         return limits
 
     def _grown(
-        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Subspace]
-    ) -> dict[str, Subspace]:
+        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Bases]
+    ) -> dict[str, Bases]:
         """New subspaces; guards that share statistic, bases and threshold go on sharing."""
-        results: dict[tuple[int, int, float], Subspace] = {}
+        results: dict[tuple[int, int, float], Bases] = {}
         grown = {}
         for name, statistic in statistics.items():
             old = known.get(name)
             key = (id(statistic), id(old), thresholds[name])
             if key not in results:
-                start = old or Subspace.empty(statistic.groups, statistic.dimension)
+                start = old or _empty(statistic)
                 if (start.groups, start.dimension) != (statistic.groups, statistic.dimension):
                     raise ValueError(
                         f"layer {name!r} has changed: its inputs have {statistic.groups} x "
                         f"{statistic.dimension} dimensions, its bases {start.groups} x {start.dimension}"
                     )
-                results[key] = self._grow(start, statistic, thresholds[name])
+                results[key] = self._grow(start, statistic, thresholds[name]).stored(self.store)
             grown[name] = results[key]
         return grown
 
-    def _grow(self, start: Subspace, statistic: Statistic, threshold: float) -> Subspace:
+    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
         """One layer's subspace after a task; a method that chooses bases by a rule of its own overrides this."""
         return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics)
 
@@ -499,7 +574,7 @@ def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[
     used = 0
     for _, group in itertools.groupby(guards, key=lambda guard: guard.sources[0].module):
         members = list(group)
-        size = sum(8 * groups * d**2 for groups, d in (_dimensions(model, guard) for guard in members))
+        size = sum(_bytes_of_statistic(model, guard) for guard in members)
         if lot and used + size > budget:
             yield lot
             lot, used = [], 0
@@ -508,10 +583,30 @@ def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[
     yield lot
 
 
-def _check_fit(name: str, subspace: Subspace, expected: tuple[int, int], guard: Guard) -> None:
+def _bytes_of_statistic(model: nn.Module, guard: Guard) -> int:
+    """At most, of one guard."""
+    groups, dimension = _dimensions(model, guard)
+    return 8 * dimension if guard.layer_type.is_lookup else 8 * groups * dimension**2
+
+
+def _empty(statistic: Statistic) -> Bases:
+    """No bases, for inputs of a statistic's kind."""
+    if isinstance(statistic, TokenCounts):
+        return TokenSubspace.empty(statistic.dimension)
+    return Subspace.empty(statistic.groups, statistic.dimension)
+
+
+def _space_of(entry: Mapping[str, Any]) -> Bases:
+    """One of a saved memory's spaces."""
+    tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
+    if "tokens" in tensors:
+        return TokenSubspace(tensors["tokens"], tensors["importance"], tensors["size"])
+    return Subspace(tensors["basis"], tensors["importance"], tensors["rank"], tensors.get("scale"))
+
+
+def _check_fit(name: str, subspace: Bases, expected: tuple[int, int], guard: Guard) -> None:
     found = (subspace.groups, subspace.dimension)
-    k = subspace.basis.shape[2]
-    if subspace.importance.shape != (found[0], k) or subspace.rank.shape != (found[0],):
+    if not subspace.is_sound:
         raise ValueError(f"layer {name!r} of the saved memory is damaged: bases and importances differ in number")
     if found != expected:
         hint = "" if guard.bias is None and found[1] != expected[1] + 1 else " (a protected bias adds one)"
@@ -538,7 +633,7 @@ def _warn_of_unreached(names: list[str]) -> None:
         )
 
 
-def _warn_of_full(subspaces: Mapping[str, Subspace]) -> None:
+def _warn_of_full(subspaces: Mapping[str, Bases]) -> None:
     for name, subspace in subspaces.items():
         if 1 - subspace.free > NEARLY_FULL:
             warnings.warn(

@@ -7,13 +7,17 @@ Three roads lead to the same weights where they are open:
 - ``gradient``: project the gradient before the step. Exact where the step is linear in the gradients: SGD
   without weight decay, with or without momentum.
 - ``input``: as ``gradient``, but the gradient is already made from projected inputs (see ``input_side``).
+
+The change of several steps can be projected at once (``every=n``), since the projection of a sum is the sum of the
+projections: what is protected is then kept at those steps, and in between not quite.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from sgp.projection.layout import NOT_TRAINED, Guard
-from sgp.projection.subspace import Subspace
+from sgp.projection.subspace import Bases
 
 if TYPE_CHECKING:
     from sgp.projection.protection import Protection
@@ -36,11 +40,15 @@ class Handle:
     """A memory attached to an optimizer. ``detach()`` ends it; so does the end of the optimizer.
 
     Attributes:
+        every: the change of how many steps is projected at once.
+        steps: how many the optimizer has taken since it was attached.
         reason: why a layer is not on a cheaper road, by layer, as of its last step.
     """
 
-    def __init__(self, protection: Protection, optimizer: Optimizer, road: Road) -> None:
+    def __init__(self, protection: Protection, optimizer: Optimizer, road: Road, every: int = 1) -> None:
         self.wanted = road
+        self.every = every
+        self.steps = 0
         self.reason: dict[str, str] = {}
         self._protection = protection
         self._optimizer = weakref.ref(optimizer)
@@ -50,7 +58,7 @@ class Handle:
         self._taken: dict[str, str] = {}
         self._kept: dict[str, Tensor] = {}  # weights as they were before the step; the buffers are used again
         self._masters: dict[str, Tensor] = {}
-        self._pending: list[Guard] = []
+        self._pending: list[Guard] = []  # whose change since the weights were kept is still to be projected
         self._restore: list[str] = []
         self._lent: list[str] = []
         self._warned: set[str] = set()
@@ -61,6 +69,10 @@ class Handle:
             # Momentum of another time may not have been projected.
             optimizer.register_load_state_dict_post_hook(lambda _: self.refresh(grown=False)),
         ]
+        if every > 1:
+            flush = _Flush(self)
+            self._hooks.append(optimizer.register_state_dict_pre_hook(flush))
+            self._hooks.append(protection.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
         self.refresh(grown=False)
 
     @property
@@ -79,6 +91,7 @@ class Handle:
 
     def detach(self) -> None:
         """Leave the optimizer as it was before ``attach``. Buffers are freed."""
+        self.flush()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -95,13 +108,50 @@ class Handle:
         """Whether this is the handle of that optimizer."""
         return self.attached and self._optimizer() is optimizer
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The float32 masters of 16-bit weights: what a step needs beside model, optimizer and memory."""
-        return dict(self._masters)
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Project what has been applied since the last projection, if that is not one step ago."""
+        pending, self._pending = self._pending, []
+        changes = {name: self._change(name) for name in _names(pending)}
+        for guard in pending:
+            self._project_applied(guard, changes)
+        for name in changes.keys() & self._masters.keys():
+            self._protection.parameter(name).copy_(self._masters[name])
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from the masters of :meth:`state_dict`."""
-        self._masters = {name: master.clone() for name, master in state.items()}
+    @contextmanager
+    def projected(self) -> Iterator[None]:
+        """The weights as :meth:`flush` would leave them, for an evaluation in the middle of ``every`` steps.
+
+        Training goes on from what they were, so that it does not depend on when one evaluates.
+        """
+        pending = list(self._pending)
+        names = _names(pending)
+        weights = {name: self._protection.parameter(name).detach().clone() for name in names}
+        kept = {name: self._kept[name].clone() for name in names}
+        masters = {name: master.clone() for name, master in self._masters.items()}
+        self.flush()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    self._protection.parameter(name).copy_(weight)
+            self._kept |= kept
+            self._masters, self._pending = masters, pending
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step needs beside model, optimizer and memory: the float32 masters of 16-bit weights, and the count.
+
+        Like every state dict, this projects what is still to be projected first, so nothing is pending in it.
+        """
+        self.flush()
+        return {"steps": self.steps, "masters": dict(self._masters)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state_dict`; what was still to be projected is dropped with the weights it was of."""
+        self._pending = []
+        self.steps = state["steps"]
+        self._masters = {name: master.clone() for name, master in state["masters"].items()}
 
     def refresh(self, *, grown: bool) -> None:
         """Take note of new subspaces (``grown``) or a new optimizer: momentum, linear layers on trial."""
@@ -135,6 +185,8 @@ class Handle:
         """``applied``, or ``gradient`` where that is exact or was asked for; and why."""
         if self.wanted in ("applied", "gradient"):
             return self.wanted, "asked for"
+        if self.every > 1:
+            return "applied", f"the change of {self.every} steps is projected at once"
         why = self._why_not_gradient(guard, optimizer, groups, closure=closure)
         return "applied" if why else "gradient", why
 
@@ -161,12 +213,17 @@ class Handle:
                 return "weight and bias have different settings"
         if weight.dtype not in (torch.float32, torch.float64):
             return f"{weight.dtype} weights need a master copy"
+        if weight.grad is not None and weight.grad.is_sparse:
+            return "a sparse gradient"
         return ""
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         protection = self._protection
-        self._pending, self._restore = [], []
+        # Weights are kept once for all steps that are projected together. A single step that has failed left its own.
+        kept = _names(self._pending) if self.every > 1 else set()
+        pending: list[Guard] = []
+        self._restore = []
         if protection.tasks == 0:
             return
         groups = _groups(optimizer)
@@ -189,7 +246,7 @@ class Handle:
                 self._projected.discard(guard.name)
                 if side is not None:
                     protection.unwatch(guard, self.reason[guard.name])
-                self._pending.append(guard)
+                pending.append(guard)
             elif side is not None and side.mode != "off" and side.settle(weight, bias):
                 road = "input"
             else:
@@ -201,23 +258,18 @@ class Handle:
         frozen = {name: protection.find(name) for name in protection.layout.frozen}
         self._restore = [n for n, p in frozen.items() if p is not None and p.requires_grad and id(p) in groups]
         self._warn_of_held(protection.layout.frozen)
-        for name in {*self._restore, *(name for guard in self._pending for name in guard.parameters)}:
+        self._pending = pending
+        for name in {*self._restore, *_names(pending)} - kept:
             self._keep(name, protection.parameter(name))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         protection = self._protection
+        self.steps += 1
         if protection.tasks == 0:
             return
-        changes: dict[str, Tensor] = {}
-        for guard in self._pending:
-            for name in guard.parameters:
-                if name not in changes:
-                    changes[name] = self._change(name)
-        for guard in self._pending:
-            self._project_applied(guard, changes)
-        for name in {name for guard in self._pending for name in guard.parameters} & self._masters.keys():
-            protection.parameter(name).copy_(self._masters[name])
+        if self.steps % self.every == 0:
+            self.flush()
         for name in self._restore:
             protection.parameter(name).copy_(self._kept[name])
         protection.fingerprints |= protection.fingerprint(self._lent)
@@ -300,7 +352,27 @@ class Handle:
         subspace = self._protection.subspace_for(guard)
         if known and _blocked_share(guard, subspace, *buffers) <= PROJECTED:
             return
-        _project(guard, subspace, *buffers)
+        project(guard, subspace, *buffers)
+
+
+class _Flush:
+    """Before a state dict is taken. A copy of the model, or a file of it, has one that does nothing."""
+
+    def __init__(self, handle: Handle | None = None) -> None:
+        self._handle = weakref.ref(handle) if handle is not None else None
+
+    def __call__(self, *_: object) -> None:
+        handle = self._handle() if self._handle is not None else None
+        if handle is not None:
+            handle.flush()
+
+    def __reduce__(self) -> tuple[type[_Flush], tuple[()]]:
+        return _Flush, ()
+
+
+def _names(guards: Iterable[Guard]) -> set[str]:
+    """Of the parameters that guards hold."""
+    return {name for guard in guards for name in guard.parameters}
 
 
 def _groups(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
@@ -308,15 +380,12 @@ def _groups(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
-def _blocked_share(guard: Guard, subspace: Subspace, weight: Tensor, bias: Tensor | None = None) -> float:
+def _blocked_share(guard: Guard, subspace: Bases, weight: Tensor, bias: Tensor | None = None) -> float:
     """The share of what has the shape of a block's weight and bias that lies along fully blocked bases."""
-    block, dtype = guard.block, subspace.basis.dtype
-    blocked = subspace.basis * (subspace.importance == 1).unsqueeze(1)
+    block, dtype = guard.block, subspace.importance.dtype
     matrix = block.matrix(weight).to(dtype)
-    along = torch.matmul(matrix, blocked[:, : matrix.shape[-1]])
-    if bias is not None:
-        along += block.vector(bias).to(dtype).unsqueeze(-1) * blocked[:, matrix.shape[-1] :]
-    return float(along.norm()) / max(float(matrix.norm()), torch.finfo(dtype).tiny)
+    blocked = subspace.along_blocked(matrix, None if bias is None else block.vector(bias).to(dtype))
+    return float(blocked.norm()) / max(float(matrix.norm()), torch.finfo(dtype).tiny)
 
 
 def _release(protection: weakref.ref[Protection], token: object) -> None:
@@ -340,7 +409,7 @@ def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
         )
 
 
-def _project_gradient(guard: Guard, subspace: Subspace, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+def _project_gradient(guard: Guard, subspace: Bases, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
     """Eq. 3 on the gradients of a block, in place."""
     if weight.grad is None and (bias is None or bias.grad is None):
         return
@@ -348,12 +417,12 @@ def _project_gradient(guard: Guard, subspace: Subspace, weight: nn.Parameter, bi
         if parameter is not None and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     assert weight.grad is not None
-    _project(guard, subspace, weight.grad, None if bias is None else bias.grad)
+    project(guard, subspace, weight.grad, None if bias is None else bias.grad)
 
 
-def _project(guard: Guard, subspace: Subspace, weight: Tensor, bias: Tensor | None = None) -> None:
+def project(guard: Guard, subspace: Bases, weight: Tensor, bias: Tensor | None = None) -> None:
     """Eq. 3 in place on what has the shape of a block's weight and bias, whatever its type and strides."""
-    block, dtype = guard.block, subspace.basis.dtype
+    block, dtype = guard.block, subspace.importance.dtype
     matrix = block.matrix(weight).to(dtype)
     vector = None if bias is None else block.vector(bias).to(dtype)
     subspace.take_away(matrix, vector, matrix, vector)

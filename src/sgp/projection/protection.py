@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sgp.projection.input_side import InputSide
 from sgp.projection.layout import Guard, Layout
 from sgp.projection.running_statistics import RunningStatistics
-from sgp.projection.subspace import Subspace
+from sgp.projection.subspace import Bases, Subspace
 
 if TYPE_CHECKING:
     from sgp.projection.optim import Handle
@@ -40,7 +40,7 @@ class Protection:
         self.model = model
         self.tasks = 0
         self.layout = layout
-        self.subspaces: dict[str, Subspace] = {}
+        self.subspaces: dict[str, Bases] = {}
         self.sides: dict[str, InputSide] = {}
         self.trained: set[str] = set()
         self.fingerprints: dict[str, str] = {}
@@ -49,10 +49,10 @@ class Protection:
         self.statistics = RunningStatistics(lambda: (alive := myself()) is not None and alive.is_attached)
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
-        self._ready: dict[str, tuple[Subspace, Subspace]] = {}
+        self._ready: dict[str, tuple[Bases, Bases]] = {}
         self._owners: dict[str, nn.Module] = {}
 
-    def store(self, tasks: int, layout: Layout, subspaces: Mapping[str, Subspace]) -> None:
+    def store(self, tasks: int, layout: Layout, subspaces: Mapping[str, Bases]) -> None:
         """Make new subspaces the ones in force, all at once."""
         self.tasks, self.layout, self.subspaces = tasks, layout, dict(subspaces)
         self._ready.clear()
@@ -109,12 +109,15 @@ class Protection:
         """A guard's weight and the bias that is protected with it."""
         return self.parameter(guard.weight), None if guard.bias is None else self.parameter(guard.bias)
 
-    def subspace_for(self, guard: Guard) -> Subspace:
+    def subspace_for(self, guard: Guard) -> Bases:
         """A guard's subspace on its weight's device, in the precision of its arithmetic."""
         weight, stored = self.parameter(guard.weight), self.subspaces[guard.name]
         dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+        if stored.is_compressed:  # a copy to keep would undo the saving
+            return stored.to(weight.device, dtype)
         source, ready = self._ready.get(guard.name, (None, None))
-        if source is not stored or ready is None or ready.basis.device != weight.device or ready.basis.dtype != dtype:
+        is_ready = ready is not None and (ready.importance.device, ready.importance.dtype) == (weight.device, dtype)
+        if ready is None or source is not stored or not is_ready:
             ready = stored.to(weight.device, dtype)
             self._ready[guard.name] = (stored, ready)
         return ready
@@ -123,11 +126,13 @@ class Protection:
         """Put a linear layer's input side on trial for an owner, if it can be watched and, unless always, may gain."""
         self.unwatch(guard, "")
         weight, bias = self.tensors(guard)
-        gain = weight.numel() * self.subspaces[guard.name].basis.shape[2]
+        gain = weight.numel() * self.subspaces[guard.name].width
         is_open = guard.layer_type.is_linear and len(guard.sources) == 1 and self.proved.get(guard.name, True)
         if is_open and (always or gain > WORTH_WATCHING):
             module = self._owners[guard.weight]  # under its name there may be a wrapper by now
-            side = InputSide(module, weight, bias, self.subspace_for(guard))
+            subspace = self.subspace_for(guard)
+            assert isinstance(subspace, Subspace)  # of a linear layer
+            side = InputSide(module, weight, bias, subspace)
             if guard.name in self.proved:
                 side.mode = "replace"
             self.sides[guard.name] = side

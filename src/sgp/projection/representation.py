@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from sgp.projection.layers import LayerType, layer_type_of
 from sgp.projection.layout import Guard
 from sgp.projection.statistic import Statistic
+from sgp.projection.tokens import TokenCounts
 
 # Rows of a convolution's input are unfolded for as many samples at a time as fit in this.
 BYTES_PER_CHUNK = 64 * 2**20
@@ -30,10 +32,11 @@ def collect(
     forward: Callable[[Any], Any] | None = None,
     samples: Mapping[str, int | None],
     precise: Mapping[str, bool],
+    mask: Callable[[Any], Tensor | None] | None = None,
 ) -> dict[str, Statistic]:
     """One pass over the batches: the statistic of every guard that saw an input.
 
-    Guards that read the same tensor in every call share one ``Statistic`` object.
+    Guards that read the same tensors throughout, such as query, key and value, share one ``Statistic`` object.
 
     Args:
         model: runs in eval mode, without gradients; flags, buffers and random state are as before afterwards.
@@ -42,12 +45,14 @@ def collect(
         forward: runs one batch through the model, for batches of any other kind.
         samples: per guard, how many samples to use; None for all.
         precise: per guard, whether to multiply in float64.
+        mask: gives for a batch which positions count, [samples, positions], or None if all do. Without it that is
+            the ``attention_mask`` of a batch that has one.
 
     Raises:
         FloatingPointError: an input holds NaN or an infinity; the message names the layer.
         ValueError: there is no batch, or a batch cannot be understood.
     """
-    collector = _Collector(model, guards, samples, precise)
+    collector = _Collector(model, guards, samples, precise, mask or attention_mask)
     run = forward or forward_of(model)
     limits = [samples[guard.name] for guard in guards]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
@@ -74,24 +79,38 @@ class _Collector:
         guards: Sequence[Guard],
         samples: Mapping[str, int | None],
         precise: Mapping[str, bool],
+        mask: Callable[[Any], Tensor | None],
     ) -> None:
         self.seen = 0  # samples of the batches that are done
-        self.statistics: dict[str, Statistic] = {}
         self._model = model
         self._samples = samples
         self._precise = precise
+        self._mask_of = mask
+        self._mask: Tensor | None = None
         self._batch: int | None = None
         self._busy = False
         self._readers: dict[str, list[tuple[Guard, str]]] = {}  # module -> its guards and the input that each reads
         for guard in guards:
             for source in guard.sources:
                 self._readers.setdefault(source.module, []).append((guard, source.input))
+        self._shared: dict[str, _Shared] = {}  # guard -> whom it shares with
+        self._begun: list[_Shared] = []  # those that began in this batch, whom others may join
+
+    @property
+    def statistics(self) -> dict[str, Statistic]:
+        """Of every guard that saw an input; those that read the same tensors throughout have the same object."""
+        return {name: shared.statistic for name, shared in self._shared.items()}
 
     def begin(self, batch: Any) -> None:
-        self._batch = _size(batch)
+        self._batch = batch_size(batch)
+        mask = self._mask_of(batch)
+        self._mask = None if mask is None else mask.bool()
 
     def end(self) -> None:
         self.seen += self._batch or 1
+        self._begun.clear()
+        for shared in {id(shared): shared for shared in self._shared.values()}.values():
+            self._part_late(shared)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -109,39 +128,65 @@ class _Collector:
             self._busy = True
             try:
                 inputs = _type_of(module).inputs(module, *args, **kwargs)
-                self._take(name, module, [(guard, inputs[key]) for guard, key in readers])
+                for guard, key in readers:
+                    if self._wanted(guard, inputs[key]):
+                        self._read(name, guard, module, inputs[key])
             finally:
                 self._busy = False
 
         return hook
 
-    def _take(self, name: str, module: nn.Module, pairs: list[tuple[Guard, Tensor]]) -> None:
-        """Add one call's inputs; a tensor is unfolded once for all guards that have read the same so far."""
-        pairs = [(guard, tensor) for guard, tensor in pairs if self._wanted(guard, tensor)]
-        new: dict[tuple[object, ...], Statistic] = {}
-        reads: dict[int, int] = {}  # statistic -> the tensor it takes in this call
-        parted: dict[tuple[int, int], Statistic] = {}
-        plan: dict[int, tuple[Guard, Statistic, Tensor]] = {}
-        for guard, tensor in pairs:
-            if len(guard.sources) > 1:  # a tied weight gathers from several modules, on its own
-                statistic = self.statistics.setdefault(guard.name, self._empty(guard, module, tensor))
-                self._add(name, guard, module, statistic, tensor)
-                continue
-            if guard.name not in self.statistics:
-                key = (id(tensor), guard.bias is None, self._precise[guard.name], self._samples[guard.name])
-                if key not in new:
-                    new[key] = self._empty(guard, module, tensor)
-                self.statistics[guard.name] = new[key]
-            statistic = self.statistics[guard.name]
-            if reads.setdefault(id(statistic), id(tensor)) != id(tensor):
-                # What was the same input until now is not any more: the copy goes its own way from here.
-                key_parted = (id(statistic), id(tensor))
-                statistic = parted.setdefault(key_parted, statistic.clone())
-                self.statistics[guard.name] = statistic
-                reads[id(statistic)] = id(tensor)
-            plan[id(statistic)] = (guard, statistic, tensor)
-        for guard, statistic, tensor in plan.values():
-            self._add(name, guard, module, statistic, tensor)
+    def _read(self, name: str, guard: Guard, module: nn.Module, tensor: Tensor) -> None:
+        """A guard sees a tensor: it is taken in once for all guards that have read the same ones so far."""
+        shared = self._shared.get(guard.name)
+        if shared is None:
+            kind = self._kind(guard, module)
+            shared = next((s for s in self._begun if s.kind == kind and s.is_of(tensor)), None)
+            if shared is None or kind is None:
+                shared = _Shared(self._empty(guard, module, tensor), kind)
+                self._begun.append(shared)
+                shared.begin(tensor, guard.name)
+                self._add(name, guard, module, shared.statistic, tensor)
+            shared.join(guard.name)
+        elif guard.name in shared.arrived:
+            # Its next call. Whoever has not come to the last one by now does not read what it reads.
+            self._part_late(shared)
+            if shared in self._begun:
+                self._begun.remove(shared)
+            shared.begin(tensor, guard.name)
+            self._add(name, guard, module, shared.statistic, tensor)
+        elif shared.is_of(tensor):
+            shared.arrive(guard.name)
+            return
+        else:
+            branch = next((branch for branch in shared.branches if branch.is_of(tensor)), None)
+            shared.leave(guard.name)
+            if branch is None:
+                branch = _Shared(shared.before_last(), shared.kind)
+                shared.branches.append(branch)
+                branch.begin(tensor, guard.name)
+                self._add(name, guard, module, branch.statistic, tensor)
+            branch.join(guard.name)
+            shared = branch
+        self._shared[guard.name] = shared
+
+    def _part_late(self, shared: _Shared) -> None:
+        """Let those that have not come to the last tensor go their own way, together."""
+        late = shared.late
+        if late:
+            branch = _Shared(shared.before_last(), shared.kind)
+            for name in late:
+                shared.leave(name)
+                branch.join(name)
+                self._shared[name] = branch
+        shared.settle()
+
+    def _kind(self, guard: Guard, module: nn.Module) -> Hashable:
+        """What guards must agree in to share; None for a tied weight, which gathers from several modules."""
+        if len(guard.sources) > 1:
+            return None
+        unfolding = _type_of(module).unfolding(module)
+        return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name]
 
     def _wanted(self, guard: Guard, tensor: Tensor) -> int:
         """How many items along dimension 0 of an input belong to the samples that a guard still wants."""
@@ -155,14 +200,20 @@ class _Collector:
         return -(-items * wanted // self._batch)
 
     def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> Statistic:
-        groups, _, inputs = _type_of(module).rows(module, tensor[:1]).shape
+        layer_type = _type_of(module)
+        if layer_type.is_lookup:
+            return TokenCounts(self._model.get_parameter(guard.weight).shape[0])
+        groups, _, inputs = layer_type.rows(module, tensor[:1]).shape
         return Statistic(groups, inputs, constant=guard.bias is not None, precise=self._precise[guard.name])
 
     def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
         layer_type = _type_of(module)
-        per_item = layer_type.rows(module, tensor[:1]).nbytes
-        step = max(1, BYTES_PER_CHUNK // max(1, per_item))
-        for chunk in torch.split(tensor[: self._wanted(guard, tensor)], step):
+        wanted = self._wanted(guard, tensor)
+        tensor = tensor[:wanted]
+        if self._mask is not None:
+            tensor = layer_type.unpadded(tensor, self._mask[:wanted].to(tensor.device))
+        step = max(1, BYTES_PER_CHUNK // max(1, layer_type.rows(module, tensor[:1]).nbytes))
+        for chunk in torch.split(tensor, step):
             try:
                 statistic.add(layer_type.rows(module, chunk))
             except FloatingPointError:
@@ -172,6 +223,77 @@ class _Collector:
                 ) from None
             except ValueError as error:
                 raise ValueError(f"layer {name or '(model)'!r}: {error}") from None
+
+
+class _Shared:
+    """A statistic, and the guards that have read the same tensors so far, one after another.
+
+    The first of them to read a tensor takes it in. The others are late until they have read it too, and if they read
+    another one instead, they go on from the statistic as it was before.
+
+    Attributes:
+        statistic: what they have read.
+        kind: what they agree in.
+        arrived: those that have read the last tensor.
+        branches: where those went on that read another tensor than the last one.
+    """
+
+    def __init__(self, statistic: Statistic, kind: Hashable) -> None:
+        self.statistic = statistic
+        self.kind = kind
+        self.arrived: set[str] = set()
+        self.branches: list[_Shared] = []
+        self._members: list[str] = []
+        self._before: Statistic | None = None
+        self._tensor: Callable[[], Tensor | None] = lambda: None
+        self._version = 0
+
+    @property
+    def late(self) -> list[str]:
+        """Those that have not read the last tensor."""
+        return [name for name in self._members if name not in self.arrived]
+
+    def begin(self, tensor: Tensor, reader: str) -> None:
+        """The next tensor; before it is taken in."""
+        # A copy costs little beside the products that follow, and only groups need one.
+        self._before = self.statistic.clone() if len(self._members) > 1 else None
+        self._tensor, self._version = weakref.ref(tensor), _version(tensor)
+        self.arrived = {reader}
+        self.settle()
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether this is the last tensor, and still as it was then."""
+        return self._tensor() is tensor and _version(tensor) == self._version
+
+    def before_last(self) -> Statistic:
+        """The statistic without the last tensor."""
+        assert self._before is not None
+        return self._before.clone()
+
+    def join(self, name: str) -> None:
+        """One more that has read all of it."""
+        self._members.append(name)
+        self.arrived.add(name)
+
+    def arrive(self, name: str) -> None:
+        """One that was late has read the last tensor too."""
+        self.arrived.add(name)
+        self.settle()
+
+    def leave(self, name: str) -> None:
+        """One that was late reads something else."""
+        self._members.remove(name)
+
+    def settle(self) -> None:
+        """Once nobody is late any more, what was before is of no use."""
+        if not self.late:
+            self._before = None
+            self.branches = []
+
+
+def _version(tensor: Tensor) -> int:
+    """Grows with every change in place; tensors of inference mode do not count theirs."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _type_of(module: nn.Module) -> LayerType:
@@ -206,6 +328,13 @@ def forward_of(model: nn.Module) -> Callable[[Any], Any]:
     return run
 
 
+def attention_mask(batch: Any) -> Tensor | None:
+    """Which positions of a batch are no padding, as transformers say it; None where nothing is said."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    # Masks of more dimensions say who may look at whom, not who is there.
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
@@ -217,7 +346,8 @@ def first_tensor(value: Any) -> Tensor | None:
     return None
 
 
-def _size(batch: Any) -> int | None:
+def batch_size(batch: Any) -> int | None:
+    """How many samples a batch has, if that can be seen."""
     tensor = first_tensor(batch)
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 

@@ -9,8 +9,9 @@ side. Other layers have one group.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,6 +24,12 @@ ROUNDING = 2.0**-52
 # Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
 # squared because energies are compared, and no new direction.
 STORED_ROUNDING = 2.0**-46
+# The same for a whole basis of fewer bits: the square of its relative error.
+COMPRESSED_ROUNDING = {torch.bfloat16: 2.0**-16, torch.int8: 2.0**-12}
+
+# In what form bases are kept. A step computes with what is kept, so a saved memory is the live one to the bit.
+Store = Literal["float32", "bfloat16", "int8"]
+STORES = ("float32", "bfloat16", "int8")
 
 # How many directions a task adds to the bases [groups], from the energies of the old bases [groups, k], those of what
 # they leave over, strongest first [groups, r], the total [groups] and the threshold.
@@ -89,19 +96,143 @@ def accumulate(old: Tensor, new: Tensor) -> Tensor:
     return (old + new).clamp(max=1.0)
 
 
+class Bases(ABC):
+    """What bases and importances of a layer's inputs can do, whatever the bases are kept as.
+
+    Attributes:
+        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
+        rank: number of bases of each group. [groups] int64
+    """
+
+    importance: Tensor
+    rank: Tensor
+
+    @property
+    @abstractmethod
+    def groups(self) -> int:
+        """Number of groups."""
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Length of a basis vector, the constant input of a protected bias included."""
+
+    @property
+    def width(self) -> int:
+        """How many bases the group with the most has."""
+        return self.importance.shape[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to protect."""
+        return self.width == 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored."""
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
+
+    @property
+    def blocked(self) -> int:
+        """How many bases have importance 1, so that nothing moves along them."""
+        return int((self.importance == 1).sum())
+
+    @property
+    def free(self) -> float:
+        """Free capacity: one minus the mean importance over all dimensions."""
+        return 1.0 - float(self.importance.double().sum()) / (self.groups * self.dimension)
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the bases are kept in fewer bits than a step computes with."""
+        return False
+
+    @property
+    @abstractmethod
+    def is_sound(self) -> bool:
+        """Whether there are as many importances as bases, as there are not in a damaged file."""
+
+    @abstractmethod
+    def to(self, device: torch.device, dtype: torch.dtype) -> Bases:
+        """The same where and as it is needed; itself if nothing changes."""
+
+    @abstractmethod
+    def stored(self, store: Store) -> Bases:
+        """The same bases, rounded to what they are kept as. What was rounded before stays as it is."""
+
+    @abstractmethod
+    def weighed(self, importance: Tensor) -> Bases:
+        """The same bases with other importances."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of it as tensors."""
+
+    @abstractmethod
+    def grow(
+        self,
+        statistic: Statistic,
+        *,
+        threshold: float,
+        alpha: float,
+        numerics: Numerics | None = None,
+        choose: Choice | None = None,
+    ) -> Bases:
+        """The bases after one more task (Algorithm 1, the loop over layers).
+
+        Args:
+            statistic: the task's representation.
+            threshold: epsilon_th of Eq. 1 and 5.
+            alpha: the scale coefficient of Eq. 2; ``math.inf`` is GPM.
+            numerics: where the published code differs.
+            choose: how many directions to add, if not the fewest that reach the threshold beside all old bases.
+        """
+
+    @abstractmethod
+    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+        """Eq. 3, in place: subtract from the target what the bases block of the source, source M Lambda M^T.
+
+        With the source as its own target this projects a gradient; with a weight change as source and the
+        weight as target it projects what an optimizer applied.
+
+        Args:
+            source: matrices that meet the input on their last side. [groups, out, inputs]
+            source_bias: the part that meets the constant input, if there is one. [groups, out]
+            target: as source.
+            target_bias: as source_bias.
+        """
+
+    @abstractmethod
+    def held(self, statistic: Statistic) -> Tensor:
+        """The energy of a representation that lies in the bases, of each group. [groups]"""
+
+    @abstractmethod
+    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        """What matrices do along each basis of importance 1, where nothing may move. [groups, out, k]
+
+        Args:
+            matrix: meets the input on its last side. [groups, out, inputs]
+            bias: meets the constant input, if there is one. [groups, out]
+        """
+
+
 @dataclass(frozen=True)
-class Subspace:
+class Subspace(Bases):
     """Bases M and accumulated importances lambda of one layer's inputs. Immutable: ``grow`` gives a new one.
 
     Attributes:
         basis: orthonormal columns; where groups differ in rank, the rest is zero columns. [groups, d, k]
         importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
         rank: number of bases of each group. [groups] int64
+        scale: of each column, where the columns are kept as int8. [groups, k]
+        lean: whether a dense projector would cost more to make than it saves, since it is used once.
     """
 
     basis: Tensor
     importance: Tensor
     rank: Tensor
+    scale: Tensor | None = None
+    lean: bool = False
 
     @staticmethod
     def empty(groups: int, dimension: int) -> Subspace:
@@ -120,31 +251,51 @@ class Subspace:
         """Length of a basis vector, the constant input of a protected bias included."""
         return self.basis.shape[1]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to protect."""
-        return self.basis.shape[2] == 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is stored."""
-        return self.basis.nbytes + self.importance.nbytes + self.rank.nbytes
-
-    @property
-    def blocked(self) -> int:
-        """How many bases have importance 1, so that nothing moves along them."""
-        return int((self.importance == 1).sum())
-
-    @property
-    def free(self) -> float:
-        """Free capacity: one minus the mean importance over all dimensions."""
-        return 1.0 - float(self.importance.double().sum()) / (self.groups * self.dimension)
-
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
-        """The same subspace where and as it is needed; itself if nothing changes."""
         if self.basis.device == device and self.basis.dtype == dtype:
             return self
-        return Subspace(self.basis.to(device, dtype), self.importance.to(device, dtype), self.rank.to(device))
+        basis, importance = self.basis.to(device, dtype), self.importance.to(device, dtype)
+        if self.scale is not None:
+            basis *= self.scale.to(device, dtype).unsqueeze(1)
+        return Subspace(basis, importance, self.rank.to(device), lean=self.is_compressed)
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.basis.dtype in (torch.bfloat16, torch.int8)
+
+    @property
+    def is_sound(self) -> bool:
+        shape = (self.groups, self.basis.shape[2])
+        fits = self.importance.shape == shape and self.rank.shape == (self.groups,)
+        return fits and (self.scale is None or self.scale.shape == shape)
+
+    def stored(self, store: Store) -> Subspace:
+        if store == "float32" and not self.is_compressed:
+            return self
+        basis = self.to(self.basis.device, torch.float32).basis
+        if store == "int8":
+            steps = basis.abs().amax(1, keepdim=True) / 127
+            whole = (basis / steps.where(steps > 0, 1.0)).round()
+            norm = whole.norm(dim=1)
+            # A column of length 1 again: what lies along it is then taken away in full.
+            scale = (1 / norm.where(norm > 0, 1.0)).where(norm > 0, 0.0)
+            return Subspace(whole.to(torch.int8), self.importance, self.rank, scale)
+        dtype = torch.bfloat16 if store == "bfloat16" else torch.float32
+        return Subspace(basis.to(dtype), self.importance, self.rank)
+
+    def weighed(self, importance: Tensor) -> Subspace:
+        return replace(self, importance=importance)
+
+    def held(self, statistic: Statistic) -> Tensor:
+        return statistic.energy_through(self.to(self.basis.device, torch.float64).basis.mT)
+
+    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        basis = self.to(matrix.device, matrix.dtype).basis
+        return along(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"basis": self.basis, "importance": self.importance, "rank": self.rank}
+        return state if self.scale is None else state | {"scale": self.scale}
 
     def grow(
         self,
@@ -155,23 +306,13 @@ class Subspace:
         numerics: Numerics | None = None,
         choose: Choice | None = None,
     ) -> Subspace:
-        """The subspace after one more task (Algorithm 1, the loop over layers).
-
-        One decomposition: the second SVD that the paper takes for the importances of the old bases is not
-        needed, since Eq. 6 and 7, written out, say that the surrogate singular value of basis m_i is |m_i^T
-        R|.
-
-        Args:
-            statistic: the task's representation.
-            threshold: epsilon_th of Eq. 1 and 5.
-            alpha: the scale coefficient of Eq. 2; ``math.inf`` is GPM.
-            numerics: where the published code differs.
-            choose: how many directions to add, if not the fewest that reach the threshold beside all old bases.
-        """
+        # One decomposition: the second SVD that the paper takes for the importances of the old bases is not needed,
+        # since Eq. 6 and 7, written out, say that the surrogate singular value of basis m_i is |m_i^T R|.
         if statistic.count == 0:
             return self
         numerics = numerics or Numerics()
-        M = self.basis.double()
+        kept_basis = self.to(self.basis.device, torch.float64).basis
+        M = _orthonormal(kept_basis) if self.is_compressed else kept_basis
         rows = statistic.rows()
         if rows is not None:
             M = M.to(rows.device)
@@ -189,7 +330,8 @@ class Subspace:
         if numerics.first_rank == "one-less":
             new = torch.where(old_rank == 0, (new - 1).clamp(min=0), new)
         largest = torch.cat([surrogate, energies], dim=-1).amax(-1)
-        floor = self.dimension * torch.where(old_rank == 0, ROUNDING, STORED_ROUNDING) * largest
+        stored_rounding = COMPRESSED_ROUNDING.get(self.basis.dtype, self.dimension * STORED_ROUNDING)
+        floor = torch.where(old_rank == 0, self.dimension * ROUNDING, stored_rounding) * largest
         new = torch.minimum(new, (energies > floor.unsqueeze(-1)).sum(-1))
         if numerics.truncation == "before":
             new = torch.minimum(new, self.dimension - old_rank)
@@ -207,23 +349,11 @@ class Subspace:
         k = M.shape[2]
         lambda_old = accumulate(self.importance.to(task), task[..., :k])
         kept = torch.cat([kept_old, kept_new], dim=-1)
-        basis = torch.cat([M, directions], dim=-1)
+        basis = torch.cat([kept_basis.to(M), directions], dim=-1)
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
         return _packed(basis, lambdas, kept, self.dimension)
 
     def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
-        """Eq. 3, in place: subtract from the target what the subspace blocks of the source, source M Lambda
-        M^T.
-
-        With the source as its own target this projects a gradient; with a weight change as source and the
-        weight as target it projects what an optimizer applied.
-
-        Args:
-            source: matrices that meet the input on their last side. [groups, out, inputs]
-            source_bias: the part that meets the constant input, if the subspace has one. [groups, out]
-            target: as source.
-            target_bias: as source_bias.
-        """
         inputs = source.shape[-1]
         if self._prefers_dense:
             dense = self._projector
@@ -258,7 +388,7 @@ class Subspace:
     @property
     def _prefers_dense(self) -> bool:
         """Two products with M cost more than one with M Lambda M^T once k exceeds half the dimension."""
-        return 2 * self.basis.shape[2] > self.dimension
+        return 2 * self.basis.shape[2] > self.dimension and not self.lean
 
     @cached_property
     def _projector(self) -> Tensor:
@@ -302,6 +432,16 @@ def _from_gram(gram: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
         gram = gram - half - half.mT
     energies, directions = torch.linalg.eigh(gram)
     return total, surrogate, energies.clamp(min=0).flip(-1), directions.flip(-1)
+
+
+def _orthonormal(basis: Tensor) -> Tensor:
+    """Bases that rounding has moved a little, orthonormal again; zero columns stay."""
+    if basis.shape[2] == 0:
+        return basis
+    q, r = torch.linalg.qr(basis)
+    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
+    kept: Tensor = q * (signs * basis.any(dim=1)).unsqueeze(1)
+    return kept
 
 
 def _orthogonal_to(M: Tensor, directions: Tensor) -> Tensor:

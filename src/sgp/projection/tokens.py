@@ -1,0 +1,138 @@
+"""Embeddings: the input of a lookup is a one-hot row, so its Gram matrix is the diagonal of how often each token came.
+
+The eigenvectors of a diagonal matrix are the axes, so bases are tokens, and nothing is decomposed. The singular value
+of a token is the root of its count: importances go with that root, and tokens that hardly came stay nearly free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sgp.projection.statistic import Statistic
+from sgp.projection.subspace import Bases, Choice, Numerics, Store, accumulate, importance, minimal_rank
+
+
+class TokenCounts(Statistic):
+    """How often each token came: all that bases and importances need to know of indices.
+
+    Args:
+        dimension: how many tokens there are.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__(1, dimension, precise=True)
+        self.counts = torch.zeros(dimension, dtype=torch.int64)
+
+    @property
+    def nbytes(self) -> int:
+        return self.counts.nbytes
+
+    def add(self, rows: Tensor) -> None:
+        """Take in indices: [n]."""
+        self.counts = self.counts.to(rows.device) + torch.bincount(rows, minlength=self.dimension)
+        self.count += len(rows)
+
+    def energy(self) -> Tensor:
+        return self.counts.sum().double().unsqueeze(0)
+
+    def energy_through(self, matrix: Tensor) -> Tensor:
+        return (matrix.double().square().sum(1) * self.counts.to(matrix.device)).sum(-1)
+
+    def clone(self) -> TokenCounts:
+        twin = TokenCounts(self.dimension)
+        twin.counts, twin.count = self.counts, self.count
+        return twin
+
+
+@dataclass(frozen=True)
+class TokenSubspace(Bases):
+    """Bases that are single tokens.
+
+    Attributes:
+        tokens: [k] int64
+        importance: lambda, in [0, 1]. [1, k]
+        size: how many tokens there are. [] int64
+    """
+
+    tokens: Tensor
+    importance: Tensor
+    size: Tensor
+
+    @staticmethod
+    def empty(size: int) -> TokenSubspace:
+        """No bases."""
+        return TokenSubspace(torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor(size))
+
+    @property
+    def groups(self) -> int:
+        return 1
+
+    @property
+    def dimension(self) -> int:
+        return int(self.size)
+
+    @property
+    def is_sound(self) -> bool:
+        return self.importance.shape == (1, len(self.tokens))
+
+    @property
+    def rank(self) -> Tensor:  # type: ignore[override]
+        return torch.tensor([len(self.tokens)])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> TokenSubspace:
+        if self.importance.device == device and self.importance.dtype == dtype:
+            return self
+        return TokenSubspace(self.tokens.to(device), self.importance.to(device, dtype), self.size)
+
+    def stored(self, store: Store) -> TokenSubspace:
+        return self
+
+    def weighed(self, importance: Tensor) -> TokenSubspace:
+        return replace(self, importance=importance)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"tokens": self.tokens, "importance": self.importance, "size": self.size}
+
+    def grow(
+        self,
+        statistic: Statistic,
+        *,
+        threshold: float,
+        alpha: float,
+        numerics: Numerics | None = None,
+        choose: Choice | None = None,
+    ) -> TokenSubspace:
+        assert isinstance(statistic, TokenCounts)
+        if statistic.count == 0:
+            return self
+        counts = statistic.counts.double().unsqueeze(0)
+        tokens = self.tokens.to(counts.device)
+        surrogate = counts[:, tokens]
+        # Tokens as frequent as each other come in their own order, so that it is the same everywhere.
+        energies, order = counts.index_fill(1, tokens, 0.0).sort(descending=True, stable=True)
+        new = (choose or _fewest)(surrogate, energies, counts.sum(-1), threshold)
+        if numerics is not None and numerics.first_rank == "one-less" and not len(tokens):
+            new = new - 1
+        added = min(max(0, int(new)), int((energies > 0).sum()))
+        task = importance(torch.cat([surrogate, energies[:, :added]], dim=-1).sqrt(), alpha)
+        old = self.importance.to(task)
+        lambdas = torch.cat([accumulate(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
+        return TokenSubspace(torch.cat([tokens, order[0, :added]]), lambdas.float(), self.size)
+
+    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+        blocked = source.index_select(2, self.tokens) * self.importance.unsqueeze(1)
+        target.index_add_(2, self.tokens, blocked, alpha=-1)
+
+    def held(self, statistic: Statistic) -> Tensor:
+        assert isinstance(statistic, TokenCounts)
+        return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
+
+    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+        return matrix.index_select(2, self.tokens.to(matrix.device)) * (self.importance == 1).to(matrix).unsqueeze(1)
+
+
+def _fewest(surrogate: Tensor, energies: Tensor, total: Tensor, threshold: float) -> Tensor:
+    return minimal_rank(energies, total, threshold)

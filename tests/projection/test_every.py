@@ -1,0 +1,201 @@
+"""The change of several steps, projected at once."""
+
+import copy
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sgp
+from sgp.projection.optim import Handle
+
+OLD = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(16, 8, generator=torch.Generator().manual_seed(100 + step))
+
+
+def learner(
+    every: int, *, alpha: float = 5.0, lr: float = 0.05, dtype: torch.dtype = torch.float64
+) -> tuple[nn.Module, sgp.GradientMemory, torch.optim.Optimizer, Handle]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
+    memory = sgp.GradientMemory(model, threshold=0.99, alpha=alpha)
+    memory.update([OLD.to(dtype)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    return model, memory, optimizer, memory.attach(optimizer, every=every)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first: int = 0) -> None:
+    dtype = next(model.parameters()).dtype
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        (model(batch(step).to(dtype)) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0.0) -> None:
+    for name, value in a.items():
+        torch.testing.assert_close(value, b[name], rtol=0, atol=tolerance)
+
+
+def test_the_change_since_the_last_projection_is_projected_and_nothing_before_that() -> None:
+    model, memory, optimizer, _ = learner(4)
+    plain, _, free, handle = learner(4)
+    handle.detach()
+    start = weights(model)
+    train(model, optimizer, 4)
+    frozen = {name: p for name, p in plain.named_parameters() if name.startswith("1.")}
+    free.param_groups[0]["params"] = [p for n, p in plain.named_parameters() if n not in frozen]
+    train(plain, free, 4)
+    for layer in ("0", "3"):
+        change = [weights(plain)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
+        wanted = memory.project(change[0], layer, change[1])
+        assert isinstance(wanted, tuple)
+        found = [weights(model)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
+        torch.testing.assert_close(found[0], wanted[0])
+        torch.testing.assert_close(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("every", [2, 5, 8])
+def test_what_is_protected_is_whole_at_every_multiple_and_not_in_between(every: int) -> None:
+    model, memory, optimizer, _ = learner(every, alpha=math.inf)
+    before = model(OLD.double()).detach()
+    for step in range(3 * every):
+        train(model, optimizer, 1, step)
+        drift = float((model(OLD.double()).detach() - before).norm() / before.norm())
+        assert memory.tasks == 1
+        if (step + 1) % every == 0:
+            assert memory.check(OLD.double()).leak < 1e-6
+            assert drift < 0.05  # the bases hold 99 % of the inputs
+        else:
+            assert memory.check(OLD.double()).leak > 1e-3
+
+
+def test_norm_layers_stay_at_every_step() -> None:
+    model, _, optimizer, _ = learner(8)
+    norm = model[1].weight.detach().clone()
+    train(model, optimizer, 3)
+    assert torch.equal(model[1].weight, norm)
+
+
+def test_flush_projects_now_and_only_once() -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    train(model, optimizer, 3)
+    handle.flush()
+    flushed = weights(model)
+    assert memory.check(OLD.double()).leak < 1e-6
+    handle.flush()
+    assert_same(weights(model), flushed)
+
+
+def test_an_evaluation_sees_projected_weights_and_changes_nothing() -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
+    for step in range(20):
+        train(model, optimizer, 1, step)
+        train(twin, twin_optimizer, 1, step)
+        before = weights(model)
+        with handle.projected():
+            assert memory.check(OLD.double()).leak < 1e-6
+        assert_same(weights(model), before)
+    assert_same(weights(model), weights(twin))
+
+
+def test_weights_come_back_if_an_evaluation_fails() -> None:
+    model, _, optimizer, handle = learner(8)
+    train(model, optimizer, 3)
+    before = weights(model)
+    with pytest.raises(KeyError), handle.projected():
+        raise KeyError
+    assert_same(weights(model), before)
+
+
+@pytest.mark.parametrize("take", ["model", "optimizer", "handle", "update", "detach"])
+def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    train(model, optimizer, 3)
+    start, blocked = weights(learner(8)[0]), memory.subspaces["0"]
+
+    def leak() -> float:
+        change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
+        return float(blocked.along_blocked(*(part.unsqueeze(0) for part in change)).norm())
+
+    assert leak() > 1e-3
+    if take == "model":
+        model.state_dict()
+    elif take == "optimizer":
+        optimizer.state_dict()
+    elif take == "handle":
+        handle.state_dict()
+    elif take == "update":
+        memory.update([batch(0)[:1].double()])
+    else:
+        handle.detach()
+    assert leak() < 1e-6
+
+
+def test_a_run_that_is_taken_up_again_projects_at_the_same_steps() -> None:
+    model, memory, optimizer, handle = learner(8)
+    train(model, optimizer, 11)
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), memory.state_dict(), handle.state_dict()))
+    assert state[-1]["steps"] == 11
+    train(model, optimizer, 7, 11)
+    again, other, second, resumed = learner(8)
+    again.load_state_dict(state[0])
+    second.load_state_dict(state[1])
+    other.load_state_dict(state[2])
+    resumed.load_state_dict(state[3])
+    train(again, second, 7, 11)
+    assert_same(weights(again), weights(model))
+
+
+def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path) -> None:
+    model, _, optimizer, handle = learner(8)
+    train(model, optimizer, 3)
+    twin = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    before = weights(model)
+    twin.state_dict()
+    loaded.state_dict()
+    assert_same(weights(model), before)
+    handle.detach()
+    assert not model._state_dict_pre_hooks
+
+
+def test_16_bit_weights_have_their_masters_projected() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="master"):
+        model, _, optimizer, _ = learner(4, alpha=math.inf, lr=0.02, dtype=torch.bfloat16)
+    before = model(OLD.bfloat16()).detach().float()
+    train(model, optimizer, 16)
+    after = model(OLD.bfloat16()).detach().float()
+    assert float((after - before).norm() / before.norm()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 0}, "at least 1, got 0"),
+        ({"every": 1.5}, "whole number"),
+        ({"every": 2, "road": "gradient"}, "every=2 needs"),
+        ({"every": 2, "road": "input"}, "every=2 needs"),
+    ],
+)
+def test_a_count_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+    model = nn.Linear(3, 2)
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    with pytest.raises(ValueError, match=message):
+        memory.attach(torch.optim.SGD(model.parameters(), lr=0.1), **settings)

@@ -1,0 +1,89 @@
+"""What an update will cost, said before."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sgp
+
+
+class Attention(nn.Module):
+    """Query and key read the same sequence, and there is an embedding below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(100, 16)
+        self.query = nn.Linear(16, 8)
+        self.key = nn.Linear(16, 8)
+        self.conv = nn.Conv1d(8, 4, 3, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        return self.conv((self.query(x) * self.key(x)).transpose(1, 2))
+
+
+def test_a_batch_shows_rows_and_sharing() -> None:
+    memory = sgp.GradientMemory(Attention(), threshold=0.9)
+    plan = memory.plan(200, torch.zeros(5, 12, dtype=torch.int64))
+    found = {tuple(layer.layers): (layer.rows, layer.dimension, layer.bytes) for layer in plan.layers}
+    assert found == {
+        ("words",): (2400, 100, 800),
+        ("query", "key"): (2400, 17, 8 * 17**2),
+        ("conv",): (2000, 24, 8 * 24**2),
+    }
+    assert plan.bytes == 800 + 8 * 17**2 + 8 * 24**2
+    assert plan.passes == 1
+    assert plan.seconds > 0
+    assert "query, key" in str(plan)
+    assert memory.tasks == 0
+
+
+def test_without_a_batch_one_row_a_sample_is_counted_and_few_rows_are_kept_as_they_are() -> None:
+    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 4)), threshold=0.9)
+    first, second = memory.plan(20).layers
+    assert (first.rows, first.bytes, first.flops) == (20, 4 * 20 * 65, 0)
+    assert (second.rows, second.bytes, second.flops) == (20, 8 * 9**2, 2 * 20 * 9**2)
+
+
+def test_a_small_budget_takes_more_passes_and_holds_less_at_once() -> None:
+    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), threshold=0.9)
+    one, two = memory.plan(1000), memory.plan(1000, budget=50_000)
+    assert (one.passes, two.passes) == (1, 2)
+    assert one.bytes == 2 * two.bytes
+
+
+def test_more_samples_take_more_time() -> None:
+    memory = sgp.GradientMemory(nn.Linear(256, 8), threshold=0.9)
+    few, many = memory.plan(1_000).seconds, memory.plan(10_000_000).seconds
+    assert many > 10 * few
+
+
+def test_a_layer_without_a_number_of_samples_is_named() -> None:
+    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), threshold=0.9)
+    with pytest.raises(ValueError, match="layer '1'"):
+        memory.plan({"0": 10})
+
+
+def test_project_takes_away_what_is_blocked_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2, bias=False))
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=float("inf"))
+    change, bias = torch.randn(3, 5), torch.randn(3)
+    same = memory.project(change, "0", bias)
+    assert torch.equal(same[0], change)
+    assert torch.equal(same[1], bias)
+    data = torch.randn(2, 5)
+    memory.update([data])
+    found = memory.project(change, "0", bias)
+    torch.testing.assert_close(data @ found[0].mT + found[1], torch.zeros(2, 3), atol=1e-5, rtol=0)
+    assert float((found[0] - change).norm()) > 0.1
+    twice = memory.project(found[0], "0", found[1])
+    torch.testing.assert_close(twice[0], found[0], atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="give bias="):
+        memory.project(change, "0")
+    with pytest.raises(ValueError, match="leave bias= out"):
+        memory.project(torch.zeros(2, 3), "1", torch.zeros(2))
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), layer '1' has \(2, 3\)"):
+        memory.project(torch.zeros(2, 2), "1")
+    with pytest.raises(ValueError, match="no layer '2' is protected; there is"):
+        memory.project(change, "2")
