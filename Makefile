@@ -49,5 +49,5 @@ clean:
 	@touch $@
 
 .venv/.with-benchmarks: .venv/.core
-	$(PIP) --editable ".[dev,benchmarks,tensorboard]"
+	$(PIP) --editable ".[dev,benchmarks,tensorboard,report]"
 	@touch $@

@@ -19,10 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import epoch, peak, steps, update
+from bench import epoch, methods, peak, rl, steps, update
 from bench.row import Row
 
-MEASUREMENTS = ("alexnet", "epoch", "ppo", "update", "peak")
+MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "update", "peak")
 
 
 def cpu() -> str:
@@ -56,7 +56,8 @@ def table(rows: list[Row], where: dict[str, object]) -> Table:
         caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
         f"load before: {where['load']}\n"
         "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
-        "step, epochs and updates by the published ones, peaks by the first peak.",
+        "step, those of methods by GPM's, epochs and updates by the published ones,\n"
+        "peaks by the first peak.",
         caption_justify="left",
     )
     view.add_column("measured", max_width=24)
@@ -103,7 +104,9 @@ def main() -> None:
     measurements: dict[str, tuple[str, Callable[[], list[Row]]]] = {
         "alexnet": ("AlexNet step", lambda: [steps.alexnet_row(rounds=5 if quick else 25)]),
         "epoch": ("epoch", lambda: [epoch.row(rounds=1 if quick else 5)]),
+        "methods": ("steps of all methods", lambda: methods.rows(rounds=2 if quick else 7)),
         "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
+        "rl": ("PPO on Atari", lambda: rl.rows(rounds=1 if quick else 3)),
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
     }

@@ -20,7 +20,7 @@ from sgp.projection.subspace import Subspace
 RANKS_FILE = Path(__file__).with_name("ranks.json")
 # Used until bench.ranks has measured them.
 ALEXNET_RANKS = {"conv1": 30, "conv2": 300, "conv3": 350, "fc1": 350, "fc2": 450}
-PPO_RANKS = {"conv1": 100, "conv2": 200, "conv3": 250, "fc": 500}
+PPO_RANKS = {"trunk.conv1": 100, "trunk.conv2": 200, "trunk.conv3": 250, "trunk.fc": 500}
 
 
 def alexnet_ranks() -> dict[str, int]:
@@ -88,7 +88,8 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
     advantages, returns, old = torch.randn(batch), torch.randn(batch), -torch.rand(batch) - 2
 
     def loss(model: nn.Module) -> Tensor:
-        logits, values = model(frames, game=1)
+        assert isinstance(model, ActorCritic)
+        logits, values = model.logits_and_values(frames, game=1)
         log_policy = F.log_softmax(logits, dim=-1)
         change = (log_policy.gather(1, actions.unsqueeze(1)).squeeze(1) - old).exp()
         gain = torch.minimum(change * advantages, change.clamp(0.9, 1.1) * advantages).mean()

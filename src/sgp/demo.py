@@ -1,28 +1,30 @@
-"""``sgp demo``: finetuning, GPM and SGP on permuted digits, in about a minute."""
+"""``sgp demo``: finetuning, GPM and SGP on permuted digits, in about a minute, and a page of what came out."""
 
-import math
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import nn
 
-from sgp.benchmarks.digits import permuted_digits
+from sgp.benchmarks.digits import BENCHMARK
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.benchmarks.stream import Task
-from sgp.networks.mlp import MLP
-from sgp.projection import GradientMemory
+from sgp.report import missing
+from sgp.runs.config import Config, configure
+from sgp.runs.folder import RunFolder
+from sgp.runs.summary import accuracy_matrix, seconds_by_phase
+from sgp.training import Learner
 
-LEARNING_RATE = 0.1
-BATCH = 32
-SAMPLES = 300
+# As the table calls them.
+METHODS = {"finetuning": "finetune", "GPM": "gpm", "SGP": "sgp"}
+# What a run spends its time on, without tests and checkpoints.
+LEARNING = ("train", "consolidate")
 # A memory with less than this free share leaves little to learn with.
 NEARLY_FULL = 0.2
 # At this threshold ten tasks leave the memory room, and GPM and SGP end about level.
@@ -47,6 +49,8 @@ class Demo:
     """SGP's scale coefficient, at least 0: larger protects more, and inf makes it GPM."""
     threshold: float = 0.985
     """Share of each layer's input energy that the memory holds, in (0, 1]: larger protects more and fills it sooner."""
+    out: Path = Path("sgp-demo")
+    """Folder for the runs and the page of them; if it is there already, the next that is not: sgp-demo-2."""
 
     def __post_init__(self) -> None:
         for name, least in (("seeds", 1), ("tasks", 2), ("epochs", 1), ("alpha", 0)):
@@ -80,74 +84,69 @@ def run(console: Console, demo: Demo) -> dict[str, list[Outcome]]:
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
-    alphas = {"finetuning": None, "GPM": math.inf, "SGP": demo.alpha}
+    out = _new_folder(demo.out)
     with progress, _one_thread():
-        bar = progress.add_task("", total=len(alphas) * demo.seeds * demo.tasks)
+        bar = progress.add_task("", total=len(METHODS) * demo.seeds * demo.tasks)
+
+        def watch(event: str, values: dict[str, Any]) -> None:
+            if event == "task":
+                progress.advance(bar)
+
         # Methods in the inner loop, so that a busy moment of the machine meets all of them.
         for seed in range(demo.seeds):
-            stream = permuted_digits(demo.tasks, seed)
-            tasks = [stream[position] for position in range(len(stream))]
-            for method, alpha in alphas.items():
-                progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {method:<10}")
-                outcome = _learn(tasks, seed, demo, alpha, lambda: progress.advance(bar))
-                outcomes.setdefault(method, []).append(outcome)
+            for label in METHODS:
+                progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {label:<10}")
+                config = _config(label, seed, demo)
+                with RunFolder.begin(out / "runs" / config.name, config, resume=False) as folder:
+                    Learner(config, BENCHMARK.stream(config.stream, None, seed), folder, watch).run()
+                outcomes.setdefault(label, []).append(_outcome(folder))
     console.print(_table(outcomes, demo))
     for line in _reading(outcomes, demo):
         console.print(line, highlight=False)
+    with console.status("drawing the page"):
+        page = _page(out)
+    console.print(page, highlight=False, markup=False, soft_wrap=True)
     return outcomes
 
 
-def _learn(tasks: list[Task], seed: int, demo: Demo, alpha: float | None, task_done: Callable[[], object]) -> Outcome:
-    """Learn the tasks one after another; without alpha there is no memory and this is finetuning."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = MLP()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    memory = None
-    if alpha is not None:
-        memory = GradientMemory(model, threshold=demo.threshold, alpha=alpha)
-        memory.attach(optimizer)
-
-    # Every method sees the same batches in the same order.
-    generator = torch.Generator().manual_seed(seed)
-    accuracies = torch.zeros(len(tasks), len(tasks))
-    seconds = 0.0
-    for index, task in enumerate(tasks):
-        start = time.perf_counter()
-        for _ in range(demo.epochs):
-            _train(model, optimizer, task, generator)
-        remembered = torch.randperm(len(task.train.inputs), generator=generator)[:SAMPLES]
-        if memory is not None:
-            with warnings.catch_warnings():
-                # That layers are nearly full is what the demo shows, and its table has a column for it.
-                warnings.filterwarnings("ignore", message=".*blocked", category=UserWarning)
-                memory.update([task.train.inputs[remembered]])
-        seconds += time.perf_counter() - start
-        for earlier in range(index + 1):
-            accuracies[index, earlier] = _accuracy(model, tasks[earlier])
-        task_done()
-    return Outcome(100 * acc(accuracies), 100 * bwt(accuracies), seconds, None if memory is None else _free(memory))
+def _new_folder(wanted: Path) -> Path:
+    """A folder that is not there yet: as wanted, or with a number after it."""
+    names = (wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}") for number in count(1))
+    return next(path for path in names if not path.exists())
 
 
-def _free(memory: GradientMemory) -> float:
-    """The free share of a memory, over the input dimensions of all layers together."""
-    layers = memory.capacity().layers
-    return sum(layer.free * layer.dimension for layer in layers) / sum(layer.dimension for layer in layers)
+def _config(label: str, seed: int, demo: Demo) -> Config:
+    """What `sgp run digits` would run."""
+    memory: dict[str, dict[str, Any]] = {
+        "GPM": {"threshold": demo.threshold},
+        "SGP": {"threshold": demo.threshold, "alpha": demo.alpha},
+    }
+    settings: dict[str, Any] = {"tasks": demo.tasks, "epochs": demo.epochs, "seed": seed, "threads": 1}
+    config = configure("digits", METHODS[label], **settings, **memory.get(label, {}))
+    assert isinstance(config, Config)
+    return config
 
 
-def _train(model: nn.Module, optimizer: torch.optim.Optimizer, task: Task, generator: torch.Generator) -> None:
-    """One epoch, as any PyTorch user would write it: the memory asks for nothing here."""
-    order = torch.randperm(len(task.train.labels), generator=generator)
-    for batch in torch.split(order, BATCH):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(task.train.inputs[batch]), task.train.labels[batch])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+def _outcome(folder: RunFolder) -> Outcome:
+    events = folder.metrics()
+    tasks = [event for event in events if event["event"] == "task"]
+    matrix = accuracy_matrix([task["accuracies"] for task in tasks])
+    seconds = seconds_by_phase(events)
+    layers = tasks[-1]["bases"]
+    # Over the input dimensions of all layers together.
+    free = sum(share * layers[layer]["of"] for layer, share in tasks[-1]["free"].items())
+    whole = sum(layer["of"] for layer in layers.values())
+    return Outcome(acc(matrix), bwt(matrix), sum(seconds[phase] for phase in LEARNING), free / whole if whole else None)
 
 
-@torch.no_grad()
-def _accuracy(model: nn.Module, task: Task) -> float:
-    return float((model(task.test.inputs).argmax(dim=1) == task.test.labels).float().mean())
+def _page(out: Path) -> str:
+    """Make the page of all runs, and say where it lies."""
+    lacking = missing()
+    if lacking:
+        return f"Runs: {out / 'runs'}. There is no page of them: {lacking}"
+    from sgp.report.write import write_report
+
+    return f"Page: {write_report([out / 'runs'], out / 'report').page}"
 
 
 @contextmanager

@@ -356,7 +356,10 @@ def test_a_state_of_another_network_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"strength": -1.0}, {"strength": math.nan}, {"strength": math.inf}, {"fisher_batch": 0}, {"decay": 1.5}],
+    [
+        *({"strength": -1.0}, {"strength": math.nan}, {"strength": math.inf}, {"fisher_batch": 0}, {"decay": 1.5}),
+        *({"merge": "sum"}, {"fisher": "samples"}, {"penalty_step": "none"}),
+    ],
     ids=str,
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:

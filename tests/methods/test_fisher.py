@@ -1,6 +1,7 @@
 """The diagonal Fisher information equals that of gradients of single examples, whatever layers a network has."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch
-from sgp.methods.fisher import fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
+from sgp.methods.fisher import _Call, fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
 from sgp.networks import MLP, LeNet, ResNet18
 
 N = 5
@@ -242,6 +243,43 @@ def test_nothing_is_left_on_the_network() -> None:
     fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
     assert all(parameter.grad is None for parameter in network.parameters())
     assert not any(module._forward_hooks for module in network.modules())
+
+
+@pytest.mark.parametrize("case", ["linear", "twice"])
+def test_a_caller_that_wants_no_gradients_gets_the_same(case: str) -> None:
+    network, batch = made(case)
+    parameters = dict(network.named_parameters())
+    for find in (partial(fisher_of_samples, network), fisher_of_batches):
+        expected = find(parameters, [batch], log_likelihood(network))
+        with torch.no_grad():
+            found = find(parameters, [batch], log_likelihood(network))
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        assert any(value.any() for value in found.values())
+
+
+def test_a_backward_pass_for_each_example_keeps_no_gradients_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made_calls: list[_Call] = []
+
+    def call(*args: Any) -> _Call:
+        made_calls.append(_Call(*args))
+        return made_calls[-1]
+
+    monkeypatch.setattr("sgp.methods.fisher._Call", call)
+    network, batch = made("twice")
+    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    assert made_calls
+    assert all(len(each.deltas) <= 1 for each in made_calls)
+
+
+def test_what_is_no_log_likelihood_of_examples_is_an_error() -> None:
+    network, batch = made("linear")
+    parameters = dict(network.named_parameters())
+    for find in (partial(fisher_of_samples, network), fisher_of_batches):
+        with pytest.raises(ValueError, match=r"a number for each of 5 examples, got \(\)"):
+            find(parameters, [batch], lambda batch: log_likelihood(network)(batch).mean())
+        with pytest.raises(ValueError, match="log_likelihood has no gradient"):
+            find(parameters, [batch], lambda batch: log_likelihood(network)(batch).detach())
+        assert find({}, [batch], lambda batch: log_likelihood(network)(batch).detach()) == {}
 
 
 def test_no_examples_are_an_error() -> None:

@@ -12,6 +12,7 @@ from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
+from sgp.training.loop import optimizer_state, restore_optimizer
 
 WIDTHS = (12, 16, 8)
 FIRST, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
@@ -34,10 +35,10 @@ def batches(task: int) -> list[Batch]:
     return list(zip(inputs.split(20), labels.split(20), strict=True))
 
 
-def train(method: FSDGPM, task: int, *, epochs: int = 2, lr: float = 0.05) -> torch.optim.SGD:
+def train(method: FSDGPM, task: int, *, epochs: int = 2, lr: float = 0.05) -> torch.optim.Optimizer:
     """Train as the loop does, up to consolidation."""
     method.begin(task, batches(task))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    optimizer = method.optimizer(lr)
     method.attach(optimizer)
     for epoch in range(epochs):
         for batch in batches(task):
@@ -358,11 +359,22 @@ def test_all_rates_fall_together() -> None:
     assert asked == pytest.approx([0.001, 0.00025])
 
 
+@pytest.mark.parametrize("name", ["fs-dgpm", "trgp"])
+def test_stored_statistics_are_kept_for_old_tasks_unless_norms_go_on_learning(name: str) -> None:
+    kind = METHODS[name]
+    for norms, kept in (("freeze", True), ("free", False)):
+        method: Any = kind(mlp(), kind.Settings(norms=norms), exclude=["heads.*"])
+        assert not method.keeps_statistics
+        train(method, 0)
+        consolidate(method, 0)
+        assert method.keeps_statistics == kept
+
+
 def test_momentum_and_clipping_are_those_of_torch() -> None:
     method, twin = made(momentum=0.9, clip=0.05, sharpness_lr=0.0), mlp()
     other = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
     method.begin(0, batches(0))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.05)
+    optimizer = method.optimizer(0.05)
     method.attach(optimizer)
     for inputs, labels in batches(0):
         other.zero_grad()
@@ -372,7 +384,6 @@ def test_momentum_and_clipping_are_those_of_torch() -> None:
         method.step((inputs, labels), 0, LATER, optimizer)  # nothing is kept, and so nothing replayed
     for name, value in twin.state_dict().items():
         assert torch.allclose(value, method.network.state_dict()[name], atol=1e-7), name
-    assert method.state_dict()["momentum"].keys() == {n for n, p in twin.named_parameters() if p.grad is not None}
     clipped = uphill(made(clip=1e-4))
     assert all(float(step.abs().max()) <= 1e-4 for step in clipped.values())
 
@@ -387,8 +398,9 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
     resumed.trained.load_state_dict(stopped.trained.state_dict())
-    optimizers[1] = torch.optim.SGD(resumed.trained.parameters(), lr=0.05)
+    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.optimizer(0.05)
     resumed.attach(optimizers[1])
+    restore_optimizer(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):
         torch.manual_seed(6)
         for batch in batches(1):
@@ -415,9 +427,6 @@ def test_bytes_are_those_of_the_state() -> None:
     ranks = sum(space.rank.nbytes for space in method.memory.subspaces.values())
     assert sum(method.bytes().values()) + ranks == sum(tensor.nbytes for tensor in tensors(method.state_dict()))
     assert method.bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
-    assert method.bytes()["momentum"] > 0
-    consolidate(method, 1)
-    assert method.bytes()["momentum"] == 0
 
 
 @pytest.mark.parametrize("second_order", [False, True])

@@ -286,6 +286,7 @@ def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
         {"smax": math.inf},
         {"sparsity": -1.0},
         {"sparsity": math.nan},
+        {"test_masks": "both"},
         {"embedding_limit": 0.0},
         {"cosh_limit": 0.0},
         {"clip_norm": -1.0},

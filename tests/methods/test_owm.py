@@ -134,13 +134,15 @@ def test_patches_of_a_convolution_are_those_under_its_kernel(layer: nn.Conv2d) -
     assert torch.allclose(method.projectors["conv"][0], wanted, atol=1e-9)
 
 
-def test_a_step_is_the_gradient_times_the_projector() -> None:
+@pytest.mark.parametrize("rows", [4, 12])
+def test_a_step_is_the_gradient_times_the_projector_whichever_of_them_is_made_first(rows: int) -> None:
     method = made(clip_norm=math.inf)
     learn(method, 0, batches_of(0))
     consolidate(method, 0, batches_of(0))
     net: Any = method.network
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
-    (inputs, labels), *_ = batches_of(1)
+    inputs, labels = (torch.cat(parts)[:rows] for parts in zip(*batches_of(1), strict=True))
+    assert list(method._wide(rows=rows)) == (["hidden.0", "hidden.1"] if rows == 4 else [])
     net.zero_grad(set_to_none=True)
     F.cross_entropy(net(inputs, 1), labels).backward()  # type: ignore[no-untyped-call]
     plain = {name: value.grad for name, value in net.named_parameters()}
@@ -156,6 +158,30 @@ def test_a_step_is_the_gradient_times_the_projector() -> None:
         assert torch.allclose(bias, -0.1 * projected[:, -1], atol=1e-7)
     head = dict(net.named_parameters())["heads.1.weight"]
     assert torch.allclose(head - before["heads.1.weight"], -0.1 * plain["heads.1.weight"], atol=1e-7)
+
+
+def test_a_weight_that_several_calls_or_layers_use_has_the_gradient_of_all_of_them() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice, self.once, self.tied = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+            self.tied.weight = self.once.weight
+            self.heads = nn.ModuleList([nn.Linear(12, 3)])
+
+        def forward(self, x: Tensor, head: int) -> Tensor:
+            x = self.twice(self.twice(x).tanh()).tanh()
+            logits: Tensor = self.heads[head](self.tied(self.once(x).tanh()))
+            return logits
+
+    method = made(Tied(), alpha_start=1e9, alpha_decay=1.0, clip_norm=math.inf)  # projectors that change nothing
+    consolidate(method, 0, batches_of(0))
+    inputs, labels = batches_of(0)[0]
+    assert list(method._wide(rows=len(labels))) == ["twice"]
+    F.cross_entropy(method.network(inputs, 0), labels).backward()  # type: ignore[no-untyped-call]
+    plain = {name: p.grad for name, p in method.network.named_parameters()}
+    method.step((inputs, labels), 0, Moment(0, 0.0, 0.0), torch.optim.SGD(method.network.parameters(), lr=0.0))
+    for name, p in method.network.named_parameters():
+        assert torch.allclose(p.grad, plain[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_a_later_task_hardly_changes_what_layers_give_for_old_mean_inputs() -> None:
@@ -267,6 +293,7 @@ def test_batches_may_come_only_once_and_the_networks_mode_is_as_before() -> None
         {"alpha_decay": 0.0},
         {"alpha_decay": 1.5},
         {"alpha_decay": {"*": math.nan}},
+        {"update": "epoch"},
         {"clip_norm": 0.0},
     ],
     ids=str,

@@ -180,7 +180,9 @@ def test_steps_work_on_convolutional_and_residual_networks(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"strength": -1.0}, {"strength": math.nan}, {"damping": 0.0}, {"damping": math.inf}], ids=str
+    "bad",
+    [{"strength": -1.0}, {"strength": math.nan}, {"damping": 0.0}, {"damping": math.inf}, {"penalty_step": "none"}],
+    ids=str,
 )
 def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
     (name,) = bad

@@ -16,7 +16,7 @@ def model() -> ActorCritic:
 
 
 def test_the_trunk_has_the_published_number_of_weights(model: ActorCritic) -> None:
-    trunk = {name: getattr(model, name).weight.numel() for name in ("conv1", "conv2", "conv3", "fc")}
+    trunk = {name: getattr(model.trunk, name).weight.numel() for name in ("conv1", "conv2", "conv3", "fc")}
     assert trunk == {"conv1": 8192, "conv2": 32768, "conv3": 73728, "fc": 6422528}
     assert sum(trunk.values()) == 6537216
     biases = [p.numel() for name, p in model.named_parameters() if name.endswith("bias")]
@@ -26,16 +26,17 @@ def test_the_trunk_has_the_published_number_of_weights(model: ActorCritic) -> No
 def test_each_game_has_its_own_actor_and_critic(model: ActorCritic) -> None:
     frames = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     for game, actions in enumerate((14, 18, 18, 18, 18, 6)):
-        logits, values = model(frames, game)
+        logits, values = model.logits_and_values(frames, game)
+        torch.testing.assert_close(model(frames, game), logits)
         assert logits.shape == (3, actions)
         assert values.shape == (3,)
 
 
 def test_pixels_of_any_dtype_are_divided_by_255(model: ActorCritic) -> None:
     frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
-    torch.testing.assert_close(model.features(frames), model.features(frames.float()))
+    torch.testing.assert_close(model.trunk(frames), model.trunk(frames.float()))
     seen: list[float] = []
-    hook = model.conv1.register_forward_pre_hook(lambda module, inputs: seen.append(float(inputs[0].max())))
+    hook = model.trunk.conv1.register_forward_pre_hook(lambda module, inputs: seen.append(float(inputs[0].max())))
     model(torch.full((1, 4, 84, 84), 255.0), game=0)
     hook.remove()
     assert seen == [1.0]
@@ -43,10 +44,10 @@ def test_pixels_of_any_dtype_are_divided_by_255(model: ActorCritic) -> None:
 
 def test_weights_start_orthogonal_with_the_published_gains(model: ActorCritic) -> None:
     for layer, gain in (
-        (model.conv1, math.sqrt(2)),
-        (model.conv2, math.sqrt(2)),
-        (model.conv3, math.sqrt(2)),
-        (model.fc, math.sqrt(2)),
+        (model.trunk.conv1, math.sqrt(2)),
+        (model.trunk.conv2, math.sqrt(2)),
+        (model.trunk.conv3, math.sqrt(2)),
+        (model.trunk.fc, math.sqrt(2)),
         (model.critics[0], 1.0),
         (model.actors[0], 0.01),
     ):

@@ -14,17 +14,22 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.stream import Stream
-from sgp.methods import METHODS
+from sgp.methods import METHODS, Supervised
 from sgp.paper import PRESETS, RECIPES, has_recipe
 from sgp.registry import UnknownName
 from sgp.runs.config import Config, Training, as_yaml, configure, differences, from_file, is_whole, read_yaml, typed
+from sgp.runs.games import PPO, GameConfig
 
-BOTH = list(itertools.product(BENCHMARKS, METHODS))
+SUPERVISED = [name for name in BENCHMARKS if isinstance(BENCHMARKS[name], Benchmark)]
+GAMES = [name for name in BENCHMARKS if name not in SUPERVISED]
+FOR_GAMES = [name for name in METHODS if not issubclass(METHODS[name], Supervised)]
+BOTH = [*itertools.product(SUPERVISED, METHODS), *itertools.product(GAMES, FOR_GAMES)]
 
 
 @pytest.mark.parametrize(("benchmark", "method"), BOTH)
 def test_no_name_stands_for_two_settings(benchmark: str, method: str) -> None:
-    groups = (Config, Training, BENCHMARKS[benchmark].settings, METHODS[method].Settings)
+    kinds = (GameConfig, PPO) if benchmark in GAMES else (Config, Training)
+    groups = (*kinds, BENCHMARKS[benchmark].settings, METHODS[method].Settings)
     names = Counter(entry.name for group in groups for entry in dataclasses.fields(group))
     assert {name for name, count in names.items() if count > 1} == set()
 
@@ -34,7 +39,7 @@ def test_a_file_gives_the_same_config_again(benchmark: str, method: str, tmp_pat
     for preset, recipe in itertools.product(PRESETS, RECIPES):
         if not has_recipe(benchmark, recipe):
             continue
-        config = configure(benchmark, method, preset, recipe, seed=3, samples=50)
+        config = configure(benchmark, method, preset, recipe, seed=3, threads=2)
         (tmp_path / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
         again = from_file(tmp_path / "config.yaml")
         assert again == config
@@ -244,3 +249,46 @@ def test_a_benchmark_of_another_package_has_its_own_network_and_needs_no_file(mo
     assert is_whole(config)
     with pytest.raises(UnknownName):
         configure("theirs", "nothing")
+
+
+@pytest.mark.parametrize(("benchmark", "method"), list(itertools.product(GAMES, METHODS)))
+def test_a_method_that_needs_a_say_in_the_training_is_refused_for_games(benchmark: str, method: str) -> None:
+    if method in FOR_GAMES:
+        assert isinstance(configure(benchmark, method), GameConfig)
+        return
+    with pytest.raises(ValueError, match=f"{method} cannot learn {benchmark}.*finetune, ") as refused:
+        configure(benchmark, method)
+    assert str(refused.value).endswith(", ".join(FOR_GAMES))
+
+
+def test_a_setting_of_supervised_training_is_none_of_games() -> None:
+    for name in ("samples", "statistics", "network_bias", "schedule"):
+        with pytest.raises(ValueError, match=f"no setting of sgp on atari '{name}'"):
+            configure("atari", "sgp", **{name: 5})
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        *[(name, 0) for name in ("steps", "envs", "rollout", "epochs", "states", "evaluate_every", "evaluation_games")],
+        *[(name, bad) for name in ("lr", "adam_eps", "clip_range", "max_norm") for bad in (0.0, math.nan, math.inf)],
+        *[(name, bad) for name in ("gamma", "gae_lambda") for bad in (-0.1, 1.1, math.nan)],
+        *[(name, bad) for name in ("value_weight", "entropy_weight") for bad in (-0.1, math.nan, math.inf)],
+        *[("batch", bad) for bad in (1, 240)],
+        *[("clip_values", 0.0), ("steps", 1999), ("states", 2001), ("sticky", 1.0), ("noops", -1), ("seed", -1)],
+        *[("games", bad) for bad in ("", "boxing,", "boxing,krull,boxing")],
+        *[("optimizer", "adam"), ("adam_counter", "epoch"), ("patches", "all"), ("advantages", "none")],
+    ],
+)
+def test_a_setting_of_games_that_makes_no_sense_is_refused_by_name(name: str, bad: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        configure("atari", "sgp", **{name: bad})
+
+
+def test_updates_are_those_that_the_steps_fill() -> None:
+    config = configure("atari", "sgp")
+    assert isinstance(config, GameConfig)
+    assert (config.training.update_steps, config.training.updates) == (2000, 5000)
+    # With one at the start of a game these are the published 51 evaluations.
+    assert config.training.updates // config.training.evaluate_every == 50
+    assert configure("atari", "sgp", steps=5999).training.updates == 2

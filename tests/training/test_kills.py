@@ -199,7 +199,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert process.returncode == 1
     (line,) = errors.splitlines()
     assert "File too large" in line
-    assert line.endswith(f"what was learned until the last epoch is kept, go on with: sgp run {path} --resume")
+    assert line.endswith(f"what was learned until the last checkpoint is kept, go on with: sgp run {path} --resume")
     path = tmp_path / path
     assert 0 < lines(path) < lines(tmp_path / "whole")
     assert not [file for file in path.rglob(".*") if file.name != ".lock"]

@@ -27,7 +27,7 @@ from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import summary_of
 from sgp.training import Learner
 from sgp.training.evaluate import batches, evaluate
-from sgp.training.loop import build_network
+from sgp.training.loop import build_network, optimizer_state, restore_optimizer
 from sgp.training.seeds import generator_for, seed_for
 
 METHOD_NAMES = ("finetune", "gpm", "sgp")
@@ -422,3 +422,35 @@ def test_the_network_is_the_seeds() -> None:
     bare = build_network(replace(config, network_bias=False), stream)
     assert all(not name.endswith("bias") for name, _ in bare.named_parameters())
     assert math.prod(one.hidden[0].weight.shape) == 6400  # type: ignore[index,union-attr]
+
+
+def test_an_optimizer_goes_on_from_its_state_to_the_bit() -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 16, 2))
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network, torch.optim.Adam(network.parameters(), lr=0.01)
+
+    def step(network: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        torch.manual_seed(seed)
+        optimizer.zero_grad()
+        network(torch.randn(4, 3, 6, 6)).square().sum().backward()
+        optimizer.step()
+
+    whole, going = made()
+    for seed in range(3):
+        step(whole, going, seed)
+    stopped, before = made()
+    step(stopped, before, 0)
+    resumed, after = made()
+    resumed.load_state_dict(stopped.state_dict())
+    restore_optimizer(after, optimizer_state(before))
+    for seed in (1, 2):
+        step(resumed, after, seed)
+    assert same_weights(whole, resumed)
+    assert all(
+        value.stride() == parameter.stride()
+        for parameter in resumed.parameters()
+        for value in after.state[parameter].values()
+        if value.dim()
+    )

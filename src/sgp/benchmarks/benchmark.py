@@ -30,3 +30,25 @@ class Benchmark:
     stream: Callable[[Any, Path | None, int], Stream]
     network: str
     datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GameBenchmark:
+    """A stream of games that an agent learns one after another, with what is needed to run it.
+
+    Attributes:
+        name: what it is called on the command line and in tables.
+        description: one sentence for people who choose.
+        settings: dataclass of what can be set.
+        network: name of the network that is used on it.
+        stream: gives the games from the settings, as `sgp.rl.games.GameStream`; None for those that sgp.rl makes
+            itself, since nothing of reinforcement learning is needed to know their names and settings.
+        datasets: none; a game brings its own.
+    """
+
+    name: str
+    description: str
+    settings: type
+    network: str
+    stream: Callable[[Any], Any] | None = None
+    datasets: tuple[str, ...] = ()

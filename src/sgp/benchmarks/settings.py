@@ -20,7 +20,7 @@ def one_of(name: str, value: str, accepted: Sequence[str]) -> None:
 
 
 def share(name: str, value: float) -> None:
-    """A share of the training examples that leaves some of them."""
+    """A share or a probability that leaves something."""
     # Written so that NaN fails too.
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1), got {value!r}")
@@ -30,3 +30,10 @@ def seed(name: str, value: int | None) -> None:
     """A seed of numpy's generator, or None for the run's own."""
     if value is not None:
         in_range(name, value, 0, 2**32 - 1)
+
+
+def names(name: str, value: str) -> None:
+    """Names with commas between them, none of them twice."""
+    found = [part.strip() for part in value.split(",")]
+    if not all(found) or len(set(found)) < len(found):
+        raise ValueError(f"{name} must be different names with commas between them, got {value!r}")

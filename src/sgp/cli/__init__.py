@@ -12,7 +12,15 @@ import sgp
 # Modules of the extra "benchmarks" that the command needs, by the names they are installed under.
 NEEDED = {"tyro": "tyro", "sklearn": "scikit-learn", "yaml": "PyYAML"}
 # Each is a module of this room, imported when it is asked for.
-COMMANDS = {"demo": "demo", "run": "run", "list": "listing", "show": "show", "data": "data"}
+COMMANDS = {
+    "demo": "demo",
+    "run": "run",
+    "sweep": "sweep",
+    "list": "listing",
+    "show": "show",
+    "report": "report",
+    "data": "data",
+}
 OVERVIEW = """usage: sgp COMMAND [OPTIONS]
 
 Continual learning by scaled gradient projection.
@@ -20,8 +28,10 @@ Continual learning by scaled gradient projection.
   sgp demo                    finetuning, GPM and SGP side by side, in about a minute
   sgp run BENCHMARK           learn a stream of tasks: sgp run digits --method sgp
   sgp run FILE.yaml           the same from a config file
+  sgp sweep FILE.yaml         a grid of runs, on the cores of this machine or on Ray
   sgp list [KIND]             the benchmarks, methods and networks there are
   sgp show RUN ...            accuracies and metrics of finished and unfinished runs
+  sgp report RUN ...          the paper's tables and figures for these runs, as a page
   sgp data get NAME           download a data set
   sgp data check DIR          what is there, complete or damaged
 

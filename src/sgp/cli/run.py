@@ -5,31 +5,36 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import tyro
 from rich.console import Console
 
-from sgp.benchmarks import BENCHMARKS
+from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
-from sgp.benchmarks.stream import Stream
-from sgp.cli.show import print_summary
-from sgp.runs.config import CHOICES, Config, configure, read_yaml
+from sgp.cli.show import print_run
+from sgp.rl import stream_of
+from sgp.runs.config import CHOICES, AnyConfig, Config, configure, read_yaml
 from sgp.runs.folder import CONFIG, RunError, RunFolder
-from sgp.runs.summary import summary_of
-from sgp.training import Learner
+from sgp.runs.games import GameConfig, GameError
+from sgp.training import Learner, Watcher
 from sgp.training.display import Display
 from sgp.training.tensorboard import tensorboard_watcher
+
+if TYPE_CHECKING:
+    from sgp.rl.display import GameDisplay
+    from sgp.rl.loop import GameLearner
 
 USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [--preset NAME] [--recipe NAME] [OPTIONS]
 
   sgp run digits --method sgp --seed 1
   sgp run split-cifar100 --method gpm --preset reference --data DIR --epochs 5
+  sgp run atari --method sgp --games kung-fu-master,boxing --steps 200_000
   sgp run runs/digits-sgp-paper-seed1 --resume
 
 --method   one of `sgp list methods` (sgp)
@@ -57,7 +62,7 @@ class Place:
         if self.name is not None and Path(self.name).name != self.name:
             raise ValueError(f"name must be the name of one folder, got {self.name!r}; --out says where it goes")
 
-    def folder(self, config: Config) -> Path:
+    def folder(self, config: AnyConfig) -> Path:
         """Of a run."""
         return self.out / (self.name or config.name)
 
@@ -66,6 +71,27 @@ class Place:
 class _Arguments:
     place: Place
     config: Config
+
+
+@dataclass(frozen=True)
+class _GameArguments:
+    place: Place
+    config: GameConfig
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run does, with everything in its hands that it needs.
+
+    Attributes:
+        names: of its tasks.
+        learner: what learns them, for the run's config, its folder and who is told of it.
+        display: shows a person how it goes, on a console.
+    """
+
+    names: list[str]
+    learner: Callable[..., Learner | GameLearner]
+    display: Callable[[Console], Display | GameDisplay]
 
 
 def main(arguments: list[str]) -> int:
@@ -77,19 +103,41 @@ def main(arguments: list[str]) -> int:
         place, config, scripts = parse(arguments)
         RunFolder.refuse_existing(place.folder(config), resume=place.resume)
         # Bad settings and missing data show before a folder is made.
-        stream = BENCHMARKS[config.benchmark].stream(config.stream, place.data, config.seed)
-        Learner(config, stream, RunFolder(place.folder(config)))
-    except (ValueError, ImportError, RunError) as error:
+        work = work_of(config, place.data)
+        work.learner(config, RunFolder(place.folder(config)))
+    except (ValueError, ImportError, RunError, GameError) as error:
         print(f"sgp run: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DataError | RunError) else 2
+        return 1 if isinstance(error, DataError | RunError | GameError) else 2
     try:
-        return start(place, config, stream, scripts)
+        return start(place, config, work, scripts)
     except RunError as error:
         print(f"sgp run: {error}", file=sys.stderr)
         return 1
 
 
-def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
+def work_of(config: AnyConfig, data: Path | None) -> Work:
+    """What a run does; its data have been read, or its games tried."""
+    benchmark = BENCHMARKS[config.benchmark]
+    if isinstance(config, Config):
+        assert isinstance(benchmark, Benchmark)
+        tasks = benchmark.stream(config.stream, data, config.seed)
+
+        def learner(config: Config, folder: RunFolder, *watchers: Watcher) -> Learner:
+            return Learner(config, tasks, folder, *watchers)
+
+        return Work(list(tasks.names), learner, lambda console: Display(console, config, list(tasks.names)))
+    games = stream_of(config)
+    # After stream_of has said what is missing.
+    from sgp.rl.display import GameDisplay
+    from sgp.rl.loop import GameLearner
+
+    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher) -> GameLearner:
+        return GameLearner(config, games, folder, *watchers)
+
+    return Work(games.names, game_learner, lambda console: GameDisplay(console, config, games.names))
+
+
+def parse(arguments: Sequence[str]) -> tuple[Place, AnyConfig, list[str]]:
     """Place and config of a command line, and the files that it has imported.
 
     The names that decide which others there are come first; the rest is typed, with the paper's values as defaults.
@@ -104,7 +152,7 @@ def parse(arguments: Sequence[str]) -> tuple[Place, Config, list[str]]:
     chosen, rest = _split_choices(rest)
     scripts = chosen.pop("import", [])
     for script in scripts:
-        _import(script)
+        import_file(script)
     values = {name: given[-1] for name, given in chosen.items()}
     path = Path(target)
     place = Place()
@@ -142,7 +190,7 @@ def _refuse_idle_choice(file: Path, given: dict[str, Any], values: dict[str, Any
                 )
 
 
-def _import(script: str) -> None:
+def import_file(script: str) -> None:
     """Run a file of the user's, as a module that stays: the types of its settings are looked up there later."""
     if not Path(script).is_file():
         raise ValueError(f"--import: there is no file {script!r}")
@@ -172,11 +220,13 @@ def _split_choices(arguments: Sequence[str]) -> tuple[dict[str, list[str]], list
     return chosen, rest
 
 
-def _typed(place: Place, config: Config, target: str, arguments: Sequence[str]) -> tuple[Place, Config]:
+def _typed(place: Place, config: AnyConfig, target: str, arguments: Sequence[str]) -> tuple[Place, AnyConfig]:
     """What the remaining arguments change; flags are the names of settings, whatever group they belong to."""
+    given: _Arguments | _GameArguments
+    given = _Arguments(place, config) if isinstance(config, Config) else _GameArguments(place, config)
     parsed = tyro.cli(
-        _Arguments,
-        default=_Arguments(place, config),
+        type(given),
+        default=given,
         args=list(arguments),
         prog=f"sgp run {target}",
         description=f"{config.method} on {config.benchmark}, preset {config.preset}, recipe {config.recipe}.",
@@ -185,7 +235,7 @@ def _typed(place: Place, config: Config, target: str, arguments: Sequence[str]) 
     return parsed.place, parsed.config
 
 
-def start(place: Place, config: Config, stream: Stream, scripts: Sequence[str] = ()) -> int:
+def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = ()) -> int:
     """Run a config, from its beginning or from its checkpoint. scripts: that it needs imported to be taken up again."""
     console = Console()
     path = place.folder(config)
@@ -197,16 +247,16 @@ def start(place: Place, config: Config, stream: Stream, scripts: Sequence[str] =
     try:
         with RunFolder.begin(path, config, resume=place.resume) as folder:
             torch.set_num_threads(folder.config().threads)
-            heading = f"{path}: {config.method} on {config.benchmark}, {len(stream)} tasks{folder.standing()}"
+            heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
             console.print(heading, highlight=False, markup=False, soft_wrap=True)
             for note in folder.notes:
                 console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
-            with Display(console, config, list(stream.names)) as display:
-                Learner(folder.config(), stream, folder, display, *tensorboard_watcher(path)).run()
-            print_summary(console, str(path), summary_of(folder))
+            with work.display(console) as display:
+                work.learner(folder.config(), folder, display, *tensorboard_watcher(path)).run()
+            print_run(console, str(path), folder)
     except KeyboardInterrupt:
         console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)
         return 130
-    except OSError as error:
-        raise RunError(f"{error}; what was learned until the last epoch is kept, {again}") from error
+    except (OSError, GameError) as error:
+        raise RunError(f"{error}; what was learned until the last checkpoint is kept, {again}") from error
     return 0

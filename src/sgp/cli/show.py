@@ -12,8 +12,11 @@ from rich.table import Table
 
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
+from sgp.cli.show_games import print_game_comparison, print_game_summary
 from sgp.runs.config import is_whole
 from sgp.runs.folder import RunError, RunFolder
+from sgp.runs.game_summary import GameSummary, game_summary_of
+from sgp.runs.games import GameConfig
 from sgp.runs.summary import Summary, summary_of
 from sgp.training.display import span
 
@@ -35,16 +38,37 @@ def main(arguments: list[str]) -> int:
     paths = tyro.cli(show, prog="sgp show", args=arguments or ["--help"])
     console = Console()
     try:
-        summaries = {path: summary_of(RunFolder(path)) for path in paths}
+        found = {str(path): _read(RunFolder(path)) for path in paths}
     except (RunError, ValueError) as error:
         print(f"sgp show: {error}", file=sys.stderr)
         return 1
-    for path, summary in summaries.items():
-        print_summary(console, str(path), summary)
+    for name, summary in found.items():
+        _print(console, name, summary)
     # Accuracies on different benchmarks say nothing of each other.
-    if len(summaries) > 1 and len({summary.config.benchmark for summary in summaries.values()}) == 1:
-        _print_comparison(console, {str(path): summary for path, summary in summaries.items()})
+    if len(found) > 1 and len({summary.config.benchmark for summary in found.values()}) == 1:
+        supervised = {name: summary for name, summary in found.items() if isinstance(summary, Summary)}
+        games = {name: summary for name, summary in found.items() if isinstance(summary, GameSummary)}
+        if supervised:
+            _print_comparison(console, supervised)
+        if games:
+            print_game_comparison(console, games)
     return 0
+
+
+def print_run(console: Console, name: str, folder: RunFolder) -> None:
+    """What a run has come to."""
+    _print(console, name, _read(folder))
+
+
+def _read(folder: RunFolder) -> Summary | GameSummary:
+    return game_summary_of(folder) if isinstance(folder.config(), GameConfig) else summary_of(folder)
+
+
+def _print(console: Console, name: str, summary: Summary | GameSummary) -> None:
+    if isinstance(summary, GameSummary):
+        print_game_summary(console, name, summary)
+    else:
+        print_summary(console, name, summary)
 
 
 def print_summary(console: Console, name: str, summary: Summary) -> None:

@@ -3,6 +3,9 @@
 from typing import Any
 
 from sgp.methods.a_gem import AGEM
+from sgp.methods.apd import APD
+from sgp.methods.blip import BLIP
+from sgp.methods.den import DEN
 from sgp.methods.der import DER
 from sgp.methods.er import ER
 from sgp.methods.ewc import EWC
@@ -13,6 +16,8 @@ from sgp.methods.hat import HAT
 from sgp.methods.method import Batch, Method, NoSettings
 from sgp.methods.multitask import Multitask
 from sgp.methods.owm import OWM
+from sgp.methods.pnn import PNN
+from sgp.methods.rcl import RCL
 from sgp.methods.sgp import SGP
 from sgp.methods.si import SI
 from sgp.methods.stl import STL
@@ -29,11 +34,16 @@ METHODS.add("er", ER)
 METHODS.add("der", DER)
 METHODS.add("ewc", EWC)
 METHODS.add("si", SI)
+METHODS.add("blip", BLIP)
 METHODS.add("hat", HAT)
+METHODS.add("den", DEN)
+METHODS.add("rcl", RCL)
 METHODS.add("owm", OWM)
 METHODS.add("gpm", GPM)
 METHODS.add("sgp", SGP)
 METHODS.add("trgp", TRGP)
 METHODS.add("fs-dgpm", FSDGPM)
+METHODS.add("pnn", PNN)
+METHODS.add("apd", APD)
 
 __all__ = ["METHODS", "Batch", "Joint", "Method", "Moment", "NoSettings", "Supervised"]

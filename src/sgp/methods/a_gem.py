@@ -50,11 +50,10 @@ class AGEM(Replay[AGEMSettings]):
         return self._rings
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
-        places = self.buffer.others(head)
         optimizer.zero_grad()
-        if len(places):
-            chosen = places[torch.randperm(len(places))[: self._count(batch)]]
-            self._replay_loss(self.buffer.take(chosen), like=batch[0]).backward()  # type: ignore[no-untyped-call]
+        drawn = self._draw(batch, head)
+        if drawn:
+            self._replay_loss(drawn, like=batch[0]).backward()  # type: ignore[no-untyped-call]
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         reference = [weight.grad for weight in weights]
         optimizer.zero_grad(set_to_none=True)  # not the reference itself
@@ -66,14 +65,19 @@ class AGEM(Replay[AGEMSettings]):
             self.buffer.add(example_rows(batch, head), batch[1], head)
         return loss.item()
 
+    def _draw(self, batch: Batch, head: int) -> dict[str, Tensor]:
+        places = self.buffer.others(head)
+        chosen = places[torch.randperm(len(places))[: self._count(batch)]]
+        return self.buffer.take(chosen) if len(chosen) else {}
+
 
 @torch.no_grad()
 def project(weights: Sequence[Tensor], reference: Sequence[Tensor | None]) -> None:
     """Take from the gradients of the weights, as one vector, what points against a reference; None is zero."""
     referred = [(weight, other) for weight, other in zip(weights, reference, strict=True) if other is not None]
     # None is zero here too, but need not stay so: the batch does not reach the heads of old tasks, the reference does.
-    product = sum(float((weight.grad * other).sum()) for weight, other in referred if weight.grad is not None)
-    length = sum(float(other.square().sum()) for _, other in referred)
+    product = sum(_dot(weight.grad, other) for weight, other in referred if weight.grad is not None)
+    length = sum(_dot(other, other) for _, other in referred)
     # Without length, be it by rounding, there is nothing to point against.
     if product >= 0 or length == 0:
         return
@@ -83,3 +87,7 @@ def project(weights: Sequence[Tensor], reference: Sequence[Tensor | None]) -> No
             weight.grad = other * scale
         else:
             weight.grad.add_(other, alpha=scale)
+
+
+def _dot(one: Tensor, other: Tensor) -> float:
+    return float(torch.dot(one.flatten(), other.flatten()))

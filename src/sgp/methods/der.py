@@ -83,11 +83,11 @@ class DER(Replay[DERSettings]):
         logits = self.network(inputs, head)
         loss = F.cross_entropy(logits, labels)
         if len(self.buffer):
-            drawn = self.buffer.draw(self._count(batch))
+            drawn = self._draw(batch, head)
             answers = self.network(laid_out(drawn["inputs"], like=inputs), drawn["heads"])
             loss = loss + self.settings.alpha * distance(answers, drawn["logits"])
             if self.settings.beta:
-                loss = loss + self.settings.beta * self._replay_loss(self.buffer.draw(self._count(batch)), like=inputs)
+                loss = loss + self.settings.beta * self._replay_loss(self._draw(batch, head), like=inputs)
         return loss, logits
 
     def _keep(self, batch: Batch, head: int, logits: Tensor) -> None:

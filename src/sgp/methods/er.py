@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch
-from sgp.methods.replay import Replay, ReplaySettings, example_rows, laid_out
+from sgp.methods.replay import Replay, ReplaySettings, example_rows, joined
 from sgp.methods.supervised import Moment
 
 
@@ -23,11 +22,6 @@ class ERSettings(ReplaySettings):
 
     reservoir: Literal["uniform", "one-less"] = "uniform"
     """What the memory is a sample of: all examples alike, or later ones a little more, as in the published code."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reservoir not in ("uniform", "one-less"):
-            raise ValueError(f"reservoir must be uniform or one-less, got {self.reservoir!r}")
 
 
 class ER(Replay[ERSettings]):
@@ -51,12 +45,12 @@ class ER(Replay[ERSettings]):
         return self._reservoir
 
     def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
-        if len(self.buffer) == 0:
-            return super().loss(batch, head, moment)
-        new, old = example_rows(batch, head), self.buffer.draw(self._count(batch))
-        old["inputs"] = laid_out(old["inputs"], like=new["inputs"])
-        inputs, labels, heads = (torch.cat([new[name], old[name]]) for name in ("inputs", "labels", "heads"))
+        inputs, labels, heads = joined(batch, head, self._draw(batch, head))
         return F.cross_entropy(self.network(inputs, heads), labels)
+
+    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        inputs, _, heads = joined(batch, head, self._draw(batch, head))
+        return [(inputs, heads)]
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         loss = super().step(batch, head, moment, optimizer)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sgp.methods.fisher import fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, check_choices
 from sgp.methods.quadratic import Quadratic
 
 
@@ -40,6 +40,7 @@ class EWCSettings:
     start, as usual."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         # Written so that NaN fails too.
         if not 0 <= self.strength < float("inf"):
             raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")

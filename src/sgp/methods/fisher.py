@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.method import Batch
 from sgp.projection.layers import layer_type_of
@@ -26,6 +27,7 @@ CHANNEL_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 LAST_NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
+@torch.enable_grad()
 def fisher_of_samples(
     network: nn.Module, parameters: Mapping[str, nn.Parameter], batches: Iterable[Batch], log_likelihood: LogLikelihood
 ) -> dict[str, Tensor]:
@@ -46,7 +48,7 @@ def fisher_of_samples(
         log_likelihood: of each example of a batch, [n].
 
     Raises:
-        ValueError: there are no examples.
+        ValueError: there are no examples, or what log_likelihood gives is not what it should.
     """
     fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     seen = 0
@@ -57,6 +59,7 @@ def fisher_of_samples(
     return _mean(fisher, seen)
 
 
+@torch.enable_grad()
 def fisher_of_batches(
     parameters: Mapping[str, nn.Parameter], batches: Iterable[Batch], log_likelihood: LogLikelihood
 ) -> dict[str, Tensor]:
@@ -71,7 +74,7 @@ def fisher_of_batches(
     seen = size = 0
     for batch in batches:
         size = size or len(batch[1])
-        gradients = _gradients(log_likelihood(batch).mean(), parameters)
+        gradients = _gradients(_values(batch, log_likelihood).mean(), parameters)
         for name, gradient in gradients.items():
             fisher[name].addcmul_(gradient, gradient, value=size)
         seen += len(batch[1])
@@ -134,9 +137,9 @@ def _squares(
 ) -> dict[str, Tensor]:
     """The sum over a batch of each example's squared gradient, of those parameters that have any."""
     calls: dict[nn.Module, list[_Call]] = {}
-    with torch.enable_grad(), _watched(network, parameters, calls):
-        values = log_likelihood(batch)
-    gradients = _gradients(values.sum(), parameters, retain_graph=True)
+    with _watched(network, parameters, calls):
+        values = _values(batch, log_likelihood)
+        gradients = _gradients(values.sum(), parameters, retain_graph=True)
     names = {id(parameter): name for name, parameter in parameters.items()}
     squares: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -161,12 +164,32 @@ def _is_same(total: Tensor, gradient: Tensor, square: Tensor, count: int) -> boo
     return bool((total - gradient).norm() <= ROUNDING * (count * square.sum()).sqrt())
 
 
+def _values(batch: Batch, log_likelihood: LogLikelihood) -> Tensor:
+    """The log-likelihood of each example.
+
+    Raises:
+        ValueError: it is not one number for each example.
+    """
+    values = log_likelihood(batch)
+    if values.shape != (len(batch[1]),):
+        raise ValueError(
+            f"log_likelihood must give a number for each of {len(batch[1])} examples, got {tuple(values.shape)}"
+        )
+    return values
+
+
 def _gradients(
     value: Tensor, parameters: Mapping[str, nn.Parameter], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
-    """Of those parameters that a value depends on. Nothing is left in .grad, and no hook on parameters acts."""
-    if not value.requires_grad:
+    """Of those parameters that a value depends on. Nothing is left in .grad, and no hook on parameters acts.
+
+    Raises:
+        ValueError: the value has no graph.
+    """
+    if not parameters:
         return {}
+    if not value.requires_grad:
+        raise ValueError("log_likelihood has no gradient: does it run the network under no_grad, or detach its output?")
     found = torch.autograd.grad(value, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
@@ -181,17 +204,17 @@ def _mean(sums: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 def _watched(
     network: nn.Module, parameters: Mapping[str, nn.Parameter], calls: dict[nn.Module, list[_Call]]
 ) -> Iterator[None]:
-    """Write down the calls of all layers that have such parameters and can be explained."""
+    """Write down the calls of all layers that have such parameters and can be explained, and a backward pass."""
     wanted = {id(parameter) for parameter in parameters.values()}
 
     def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if output.requires_grad:
             call = _Call((args[0] if args else kwargs["input"]).detach())
             # A hook on the tensor, since it may be changed in place later: the gradient is that of now.
-            output.register_hook(call.deltas.append)  # type: ignore[no-untyped-call]
+            handles.append(output.register_hook(call.deltas.append))  # type: ignore[no-untyped-call]
             calls.setdefault(module, []).append(call)
 
-    handles = [
+    handles: list[RemovableHandle] = [
         module.register_forward_hook(seen, with_kwargs=True)
         for module in network.modules()
         if _can_explain(module) and any(id(parameter) in wanted for parameter in module.parameters(recurse=False))

@@ -15,9 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, check_choices
 from sgp.methods.supervised import Moment, Supervised
-from sgp.methods.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
+from sgp.networks.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
 from sgp.projection.layout import matches
 
 
@@ -39,6 +39,7 @@ class HATSettings:
     """Norm that the gradient of all parameters is cut to, above 0."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         # Written so that NaN fails too.
         if not 1 <= self.smax < float("inf"):
             raise ValueError(f"smax must be at least 1 and finite, got {self.smax}")
@@ -54,7 +55,7 @@ class HAT(Supervised[HATSettings]):
 
     With s the slope, e_l an embedding of the task for hidden layer l, and a_l^past the largest mask of earlier tasks:
 
-        a_l = sigmoid(s e_l)                                    gates the layer's units; sgp.methods.wiring says where
+        a_l = sigmoid(s e_l)                                    gates the layer's units; sgp.networks.wiring says where
         s = 1/smax + (smax - 1/smax) share of the epoch         in training; smax at test
         loss = cross-entropy + c sum a_l (1 - a_l^past) / sum (1 - a_l^past)
         dW_ji := dW_ji (1 - min(a_j^past, a_i^past))            db_j := db_j (1 - a_j^past), also of a norm layer

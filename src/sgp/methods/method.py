@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,6 +18,14 @@ S = TypeVar("S")
 @dataclass(frozen=True)
 class NoSettings:
     """For methods that have nothing to set."""
+
+
+def check_choices(settings: object) -> None:
+    """Refuse a value that is none of those that its field's Literal has: elsewhere it would pass for the last one."""
+    for name, hint in get_type_hints(type(settings)).items():
+        value, choices = getattr(settings, name), get_args(hint)
+        if get_origin(hint) is Literal and value not in choices:
+            raise ValueError(f"{name} must be {' or '.join(map(str, choices))}, got {value!r}")
 
 
 class Method(ABC, Generic[S]):
@@ -88,6 +96,25 @@ class Method(ABC, Generic[S]):
         """The share of each layer that later tasks may still use; empty if the method blocks nothing."""
         return {}
 
+    def bases(self) -> dict[str, dict[str, Any]]:
+        """What the bases of each layer are like after a task, in few numbers; empty if the method has none."""
+        return {}
+
     def capacity(self) -> float:
         """Parameters that inference uses, in percent of those of the network alone."""
         return 100.0
+
+
+def beside_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of saved tensors, one for each of some parameters, on the devices of these.
+
+    Raises:
+        ValueError: the network has no such parameter.
+    """
+    parameters = dict(network.named_parameters())
+    found = {}
+    for name, tensor in tensors.items():
+        if name not in parameters or parameters[name].shape != tensor.shape:
+            raise ValueError(f"the saved state is of another network: {name!r} {tuple(tensor.shape)} is not in it")
+        found[name] = tensor.detach().clone().to(parameters[name].device)
+    return found

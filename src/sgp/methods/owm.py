@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.calls import Call, recorded
+from sgp.methods.method import Batch, check_choices
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection.layers import layer_type_of
 from sgp.projection.layout import check_patterns, matches
@@ -34,6 +35,7 @@ class OWMSettings:
     """Norm that the gradient of all parameters is cut to, above 0."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         # Written so that NaN fails too.
         if not 0 < self.alpha_start < float("inf"):
             raise ValueError(f"alpha_start must be above 0 and finite, got {self.alpha_start}")
@@ -58,6 +60,7 @@ class OWM(Supervised[OWMSettings]):
 
     A bias is the weight of one more input, which is 1. Parameters of other layers, such as norms, and stored statistics
     of BatchNorm stay as the first task leaves them. The projection of the gradient is that of the step for plain SGD.
+    That of a wide linear layer is made as D^T (X P), which is the same; see sgp.methods.calls.
     """
 
     name = "owm"
@@ -74,6 +77,8 @@ class OWM(Supervised[OWMSettings]):
         # [groups, d, d] in float64: alpha is far below what float32 resolves beside 1, and P must stay positive.
         self.projectors: dict[str, Tensor] = {}
         self.tasks = 0
+        # The same in the gradients' own precision, made when a step needs it.
+        self._rounded: dict[str, Tensor] = {}
         if isinstance(settings.alpha_decay, dict):
             check_patterns(network, settings.alpha_decay, "alpha_decay")
         self._decays = {name: _of_layer(settings.alpha_decay, name) for name in self.layers}
@@ -87,15 +92,33 @@ class OWM(Supervised[OWMSettings]):
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         optimizer.zero_grad()
-        with self._seen(self.settings.update == "step") as inputs:
+        wide = self._wide(rows=len(batch[1]))
+        with self._seen(self.settings.update == "step") as inputs, recorded(wide) as calls:
             loss = self.loss(batch, head, moment)
-        loss.backward()  # type: ignore[no-untyped-call]
+        apart = {id(parameter) for layer in wide.values() for parameter in layer.parameters()}
+        asked = [p for p in self.network.parameters() if p.requires_grad and id(p) not in apart]
+        edges: list[Any] = [*asked, *(call.output for call in calls)]  # torch takes both together
+        found = torch.autograd.grad(loss, edges, allow_unused=True)
         with torch.no_grad():
+            for parameter, gradient in zip(asked, found, strict=False):
+                parameter.grad = gradient
             self._take_in(inputs, moment.share_of_task)
-            self._project()
+            self._project(wide, list(zip(calls, found[len(asked) :], strict=True)))
             clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         optimizer.step()
         return loss.item()
+
+    def _wide(self, *, rows: int) -> dict[str, Layer]:
+        """Linear layers for which it pays to project the rows of their inputs; not a weight that has rows elsewhere."""
+        weights = [id(weight) for _, weight in self.network.named_parameters(remove_duplicate=False)]
+        return {
+            name: layer
+            for name, layer in self.layers.items()
+            if isinstance(layer, nn.Linear)
+            and name in self.projectors
+            and 2 * rows <= layer.out_features
+            and weights.count(id(layer.weight)) == 1
+        }
 
     @torch.no_grad()
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
@@ -109,6 +132,7 @@ class OWM(Supervised[OWMSettings]):
                         log_likelihood(batch)
                     self._take_in(inputs, done / whole)
                     done += len(batch[1])
+        self._rounded.clear()
         self.tasks += 1
 
     @contextmanager
@@ -148,35 +172,56 @@ class OWM(Supervised[OWMSettings]):
                 rows = self._rows(name, mean)
                 if name not in self.projectors:
                     groups, _, d = rows.shape
-                    self.projectors[name] = torch.eye(d, dtype=rows.dtype, device=rows.device).repeat(groups, 1, 1)
-                shrink(self.projectors[name], rows, alpha)
+                    self.projectors[name] = torch.eye(d, dtype=torch.float64, device=rows.device).repeat(groups, 1, 1)
+                shrink(self.projectors[name], rows.double(), alpha)
+                self._rounded.pop(name, None)
 
     def _rows(self, name: str, input: Tensor) -> Tensor:
-        """An input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d], float64."""
+        """An input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d]."""
         layer = self.layers[name]
         layer_type = layer_type_of(layer)
         assert layer_type is not None
-        rows = layer_type.rows(layer, input).double()
+        rows = layer_type.rows(layer, input)
         return rows if layer.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
 
-    def _project(self) -> None:
-        for name, projector in self.projectors.items():
-            weight, bias = self.layers[name].weight, self.layers[name].bias
-            if weight.grad is None:
-                continue
-            groups = len(projector)
-            joint = weight.grad.reshape(groups, len(weight) // groups, -1)
-            if bias is not None:
-                assert bias.grad is not None
-                joint = torch.cat([joint, bias.grad.reshape(groups, -1, 1)], dim=-1)
-            joint = joint @ projector.to(joint.dtype)
-            if bias is not None:
-                bias.grad.copy_(joint[..., -1].reshape(bias.shape))  # type: ignore[union-attr]
-                joint = joint[..., :-1]
-            weight.grad.copy_(joint.reshape(weight.shape))
+    def _times_projector(self, name: str, matrices: Tensor) -> Tensor:
+        """Matrices [groups, n, d] times P."""
+        if name not in self._rounded:
+            self._rounded[name] = self.projectors[name].to(matrices.dtype)
+        return matrices @ self._rounded[name]
+
+    def _project(self, wide: Container[str], calls: Sequence[tuple[Call, Tensor | None]]) -> None:
+        """Project gradients. Wide layers have none yet, but calls and the gradients of their outputs."""
+        for name in self.projectors:
+            if name in wide:
+                own = [(call.input, D) for call, D in calls if call.layer == name and D is not None]
+                if own:
+                    X = torch.cat([self._rows(name, input) for input, _ in own], dim=1)
+                    D = torch.cat([D.reshape(-1, D.shape[-1]) for _, D in own])
+                    self._set(name, D.mT @ self._times_projector(name, X))
+            elif self.layers[name].weight.grad is not None:
+                self._set(name, self._times_projector(name, self._joint(name)))
         if self.tasks:
             for parameter in self._rest():
                 parameter.grad = None
+
+    def _joint(self, name: str) -> Tensor:
+        """A layer's gradient as matrices with that of the bias as their last column: [groups, n, d]."""
+        weight, bias, groups = self.layers[name].weight, self.layers[name].bias, len(self.projectors[name])
+        assert weight.grad is not None
+        joint = weight.grad.reshape(groups, len(weight) // groups, -1)
+        if bias is None:
+            return joint
+        assert bias.grad is not None
+        return torch.cat([joint, bias.grad.reshape(groups, -1, 1)], dim=-1)
+
+    def _set(self, name: str, joint: Tensor) -> None:
+        """Make such matrices a layer's gradient."""
+        weight, bias = self.layers[name].weight, self.layers[name].bias
+        if bias is not None:
+            bias.grad = joint[..., -1].reshape(bias.shape)
+            joint = joint[..., :-1]
+        weight.grad = joint.reshape(weight.shape)
 
     def _rest(self) -> Iterator[nn.Parameter]:
         """Parameters of layers that have no projector and are not of single tasks."""
@@ -191,9 +236,11 @@ class OWM(Supervised[OWMSettings]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.projectors = {name: projector.clone() for name, projector in state["projectors"].items()}
         self.tasks = state["tasks"]
+        self._rounded.clear()
 
     def bytes(self) -> dict[str, int]:
-        return {"projectors": sum(projector.nbytes for projector in self.projectors.values())}
+        held = [*self.projectors.values(), *self._rounded.values()]
+        return {"projectors": sum(projector.nbytes for projector in held)}
 
     def free(self) -> dict[str, float]:
         shares = {name: _trace(projector) / projector[..., 0].numel() for name, projector in self.projectors.items()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sgp.methods.method import Method, S
+from sgp.methods.method import Method, S, beside_parameters
 from sgp.projection.layout import matches
 
 
@@ -104,18 +104,8 @@ class Quadratic(Method[S]):
         return {"importance": dict(self.importance), "anchor": dict(self.anchor)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.importance = self._loaded(state["importance"])
-        self.anchor = self._loaded(state["anchor"])
-
-    def _loaded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of saved tensors beside the parameters that they are of."""
-        parameters = dict(self.network.named_parameters())
-        loaded = {}
-        for name, tensor in tensors.items():
-            if name not in parameters or parameters[name].shape != tensor.shape:
-                raise ValueError(f"the saved state is of another network: {name!r} {tuple(tensor.shape)} is not in it")
-            loaded[name] = tensor.detach().clone().to(parameters[name].device)
-        return loaded
+        self.importance = beside_parameters(self.network, state["importance"])
+        self.anchor = beside_parameters(self.network, state["anchor"])
 
 
 # Both find whether there is anything in the gradient when they run, not at the optimizer's step: that is right for

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.buffer import Buffer
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, check_choices
 from sgp.methods.supervised import Moment, Supervised
 
 
@@ -29,13 +29,12 @@ class ReplaySettings:
     """When a task's examples are offered to the memory: in its first epoch, so each once, or in every epoch again."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         # A single example is nothing that BatchNorm could normalise.
         if self.memory_size < 2:
             raise ValueError(f"memory_size must be at least 2, got {self.memory_size}")
         if self.memory_batch is not None and self.memory_batch < 2:
             raise ValueError(f"memory_batch must be at least 2 or none, got {self.memory_batch}")
-        if self.fill not in ("first-epoch", "every-epoch"):
-            raise ValueError(f"fill must be first-epoch or every-epoch, got {self.fill!r}")
 
 
 R = TypeVar("R", bound=ReplaySettings)
@@ -66,6 +65,15 @@ class Replay(Supervised[R]):
     def bytes(self) -> dict[str, int]:
         return {"data": sum(self.buffer.bytes().values())}
 
+    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        drawn = self._draw(batch, head)
+        again = [(laid_out(drawn["inputs"], like=batch[0]), drawn["heads"])] if drawn else []
+        return [*super().passes(batch, head), *again]
+
+    def _draw(self, batch: Batch, head: int) -> dict[str, Tensor]:
+        """Examples of the memory for a step on a batch; empty if there are none."""
+        return self.buffer.draw(self._count(batch))
+
     def _offers(self, moment: Moment) -> bool:
         """Whether the examples of this step are offered to the memory."""
         return self.settings.fill == "every-epoch" or moment.epoch == 0
@@ -83,6 +91,15 @@ def example_rows(batch: Batch, head: int) -> dict[str, Tensor]:
     """A batch as a buffer keeps it: inputs as the network takes them, labels, and the head of each."""
     inputs, labels = batch
     return {"inputs": inputs, "labels": labels, "heads": torch.full_like(labels, head)}
+
+
+def joined(batch: Batch, head: int, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int | Tensor]:
+    """Inputs and labels of a batch followed by those of examples that were drawn, if any; and their head, or heads."""
+    inputs, labels = batch
+    if not drawn:
+        return inputs, labels, head
+    heads = torch.cat([torch.full_like(labels, head), drawn["heads"]])
+    return torch.cat([inputs, laid_out(drawn["inputs"], like=inputs)]), torch.cat([labels, drawn["labels"]]), heads
 
 
 def laid_out(inputs: Tensor, like: Tensor) -> Tensor:

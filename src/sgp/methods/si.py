@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, beside_parameters, check_choices
 from sgp.methods.quadratic import Quadratic
 
 
@@ -29,6 +29,7 @@ class SISettings:
     start, as usual."""
 
     def __post_init__(self) -> None:
+        check_choices(self)
         # Written so that NaN fails too.
         if not 0 <= self.strength < float("inf"):
             raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
@@ -114,7 +115,7 @@ class SI(Quadratic[SISettings]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.path = self._loaded(state["path"])
+        self.path = beside_parameters(self.network, state["path"])
 
     def bytes(self) -> dict[str, int]:
         return {

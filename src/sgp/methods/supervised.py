@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Method, S
 
@@ -48,6 +48,10 @@ class Supervised(Method[S]):
         parameters of the method beside it. The best or averaged weights of a task are restored in all of it."""
         return self.network
 
+    def optimizer(self, lr: float) -> Optimizer:
+        """What trains a task, made anew for each after `begin`. A checkpoint has its state."""
+        return SGD(self.trained.parameters(), lr=lr)
+
     def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         """What a training step descends."""
         inputs, labels = batch
@@ -60,6 +64,12 @@ class Supervised(Method[S]):
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.item()
+
+    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        """What a training step on a batch runs through the network, pass by pass: inputs, and their head or the head of
+        each. Statistics of BatchNorm that are stored are estimated from such passes.
+        """
+        return [(batch[0], head)]
 
     def logits(self, inputs: Tensor, head: int) -> Tensor:
         """What the network answers for a task that has been learned, or is being learned, in eval mode."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sgp.networks.actor_critic import ATARI, MINATAR, SMALL_ATARI, ActorCritic, TrunkShape
 from sgp.networks.alexnet import AlexNet
 from sgp.networks.lenet import LeNet
 from sgp.networks.mlp import MLP
 from sgp.networks.resnet18 import ResNet18
+from sgp.networks.shape import refuse_other_shapes
 from sgp.registry import Registry
 
 __all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "Network", "ResNet18"]
@@ -39,11 +41,22 @@ def mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> 
     return MLP((math.prod(inputs), 100, 100), heads, bias=bias)
 
 
+def _agent(name: str, shape: TrunkShape) -> Callable[..., nn.Module]:
+    def build(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+        refuse_other_shapes(name, inputs, [shape.inputs])
+        return ActorCritic(heads, shape)
+
+    return build
+
+
 NETWORKS: Registry[Network] = Registry("network")
 for _network in (
     Network("mlp", "perceptron with two hidden layers of 100, for inputs of any shape", mlp, ("bias",)),
     Network("alexnet", "three convolutions and two linear layers, for 32x32 images", AlexNet, ("statistics",)),
     Network("lenet", "two convolutions and two linear layers, for 32x32 images", LeNet),
     Network("resnet18", "ResNet-18 from 20 filters up, for 84x84 or 32x32 images", ResNet18, ("statistics",)),
+    Network("actor-critic", "the paper's agent for Atari", _agent("actor-critic", ATARI)),
+    Network("small-actor-critic", "agent for Atari, ten times smaller", _agent("small-actor-critic", SMALL_ATARI)),
+    Network("minatar-actor-critic", "agent for MinAtar", _agent("minatar-actor-critic", MINATAR)),
 ):
     NETWORKS.add(_network.name, _network)

@@ -1,47 +1,91 @@
-"""The paper's agent for Atari: one convolutional trunk, an actor and a critic for each game."""
+"""Agents for games: one convolutional trunk for all games, an actor and a critic for each."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 
-class ActorCritic(nn.Module):
-    """Policy logits and state values for stacks of four frames [n, 4, 84, 84] with pixels 0..255.
+@dataclass(frozen=True)
+class TrunkShape:
+    """Of a trunk.
 
-    `actions` gives the number of actions of each game; its default is the paper's six games in their order.
-    Trunk and heads have biases.
+    Attributes:
+        inputs: channels, height and width of an observation.
+        filters: number, width and stride of each convolution's.
+        features: length of what the heads see.
+        scale: what the numbers of an observation are divided by.
     """
 
-    def __init__(self, actions: Sequence[int] = (14, 18, 18, 18, 18, 6)) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(4, 32, kernel_size=8, stride=4)
-        self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
-        self.conv3 = nn.Conv2d(64, 128, kernel_size=3)
-        self.fc = nn.Linear(128 * 7 * 7, 1024)
-        self.actors = nn.ModuleList(nn.Linear(1024, count) for count in actions)
-        self.critics = nn.ModuleList(nn.Linear(1024, 1) for _ in actions)
+    inputs: tuple[int, int, int]
+    filters: tuple[tuple[int, int, int], ...]
+    features: int
+    scale: float
 
-        for layer in (self.conv1, self.conv2, self.conv3, self.fc):
+
+# The paper's, on stacks of four frames with pixels 0..255.
+ATARI = TrunkShape((4, 84, 84), ((32, 8, 4), (64, 4, 2), (128, 3, 1)), 1024, 255)
+# That of the first deep Q-network, ten times smaller.
+SMALL_ATARI = TrunkShape((4, 84, 84), ((16, 8, 4), (32, 4, 2)), 256, 255)
+# That of the MinAtar paper, on channels of zeros and ones.
+MINATAR = TrunkShape((10, 10, 10), ((16, 3, 1),), 128, 1)
+
+
+class Trunk(nn.Module):
+    """What all games share: convolutions and a linear layer, each followed by ReLU."""
+
+    def __init__(self, shape: TrunkShape) -> None:
+        super().__init__()
+        self.shape = shape
+        channels, *sides = shape.inputs
+        self.convolutions: list[str] = []
+        for number, (filters, width, stride) in enumerate(shape.filters, start=1):
+            self.convolutions.append(f"conv{number}")
+            self.add_module(self.convolutions[-1], nn.Conv2d(channels, filters, kernel_size=width, stride=stride))
+            channels, sides = filters, [(side - width) // stride + 1 for side in sides]
+        self.fc = nn.Linear(channels * math.prod(sides), shape.features)
+        for layer in self.children():
             _initialise(layer, gain=math.sqrt(2))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """The input of the heads, [n, features]. observations: [n, *inputs] of any dtype."""
+        x = observations.to(self.fc.weight.dtype)
+        if self.shape.scale != 1:
+            x = x / self.shape.scale
+        for name in self.convolutions:
+            x = torch.relu(self.get_submodule(name)(x))
+        return torch.relu(self.fc(torch.flatten(x, start_dim=1)))
+
+
+class ActorCritic(nn.Module):
+    """Policy and state values of an agent that plays several games. Trunk and heads have biases.
+
+    Args:
+        actions: number of actions of each game; by default of the paper's six games in their order.
+        shape: of the trunk; by default the paper's.
+    """
+
+    def __init__(self, actions: Sequence[int] = (14, 18, 18, 18, 18, 6), shape: TrunkShape = ATARI) -> None:
+        super().__init__()
+        self.trunk = Trunk(shape)
+        self.actors = nn.ModuleList(nn.Linear(shape.features, count) for count in actions)
+        self.critics = nn.ModuleList(nn.Linear(shape.features, 1) for _ in actions)
         for critic in self.critics:
             _initialise(critic, gain=1.0)
         # A policy that starts near uniform: no action is preferred before a reward was seen.
         for actor in self.actors:
             _initialise(actor, gain=0.01)
 
-    def features(self, observations: Tensor) -> Tensor:
-        """The input of the heads. observations: [n, 4, 84, 84], 0..255 of any dtype -> [n, 1024]."""
-        x = observations.to(self.conv1.weight.dtype) / 255
-        x = torch.relu(self.conv1(x))
-        x = torch.relu(self.conv2(x))
-        x = torch.relu(self.conv3(x))
-        return torch.relu(self.fc(torch.flatten(x, start_dim=1)))
+    def forward(self, observations: Tensor, game: int) -> Tensor:
+        """The action logits of one game, [n, actions[game]]. observations: [n, *inputs] of any dtype."""
+        logits: Tensor = self.actors[game](self.trunk(observations))
+        return logits
 
-    def forward(self, observations: Tensor, game: int) -> tuple[Tensor, Tensor]:
-        """The action logits [n, actions[game]] and values [n] of one game. observations: [n, 4, 84, 84]."""
-        features = self.features(observations)
+    def logits_and_values(self, observations: Tensor, game: int) -> tuple[Tensor, Tensor]:
+        """The action logits [n, actions[game]] and the state values [n] of one game."""
+        features = self.trunk(observations)
         return self.actors[game](features), self.critics[game](features).squeeze(-1)
 
 

@@ -2,13 +2,16 @@
 
 `benchmarks/NAME.yaml` has what all methods share on a benchmark, `methods/NAME.yaml` what a method has on all
 benchmarks, `rows/BENCHMARK.METHOD.yaml` what belongs to one row. All may have `presets`: what the published code does
-otherwise (`reference`), and what would be right (`corrected`).
+otherwise (`reference`), and what would be right (`corrected`). `tables/NAME.yaml` has numbers that are not of one row,
+`sweeps/NAME.yaml` is a grid of runs behind a figure, `scores/BENCHMARK.yaml` has the scores that those of a game are
+set against.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
 Preset = Literal["paper", "reference", "corrected"]
@@ -39,10 +42,28 @@ def numbers(benchmark: str, method: str) -> dict[str, float]:
     return found
 
 
+def table(name: str, benchmark: str) -> dict[str, Any]:
+    """What a table of the paper says of a benchmark: `time` and `datasets`; `quoted` is what the text says."""
+    found: dict[str, Any] = _load("tables", name).get(benchmark, {})
+    return found
+
+
 def rows() -> list[tuple[str, str]]:
     """Every benchmark and method that have settings of their own."""
     names = sorted(entry.name for entry in files(__name__).joinpath("rows").iterdir() if entry.name.endswith(".yaml"))
     return [(benchmark, method) for benchmark, method, _ in (name.split(".") for name in names)]
+
+
+def scores(benchmark: str) -> dict[str, dict[str, float]]:
+    """Of each game with known ones, the scores that count as 0 (`random`) and 1 (`reference`)."""
+    found: dict[str, dict[str, float]] = _load("scores", benchmark)
+    return found
+
+
+def sweeps() -> dict[str, Traversable]:
+    """The files of the paper's sweeps, by name."""
+    found = sorted(files(__name__).joinpath("sweeps").iterdir(), key=lambda entry: entry.name)
+    return {entry.name.removesuffix(".yaml"): entry for entry in found if entry.name.endswith(".yaml")}
 
 
 @cache

@@ -121,7 +121,10 @@ def check(
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """A copy of a model's parameters and buffers, as they are: a state dict would be projected first."""
-    named = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    named = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     return {name: value.detach().clone() for name, value in named.items()}
 
 

@@ -9,16 +9,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sgp.projection import storage
 from sgp.projection.capacity import Capacity, capacity_of, print_table
 from sgp.projection.check import Check, check, tensors_of
+from sgp.projection.distributed import Team
 from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
 from sgp.projection.optim import ROADS, Handle, Road, project, warn_if_inexact
 from sgp.projection.plan import Plan, plan
@@ -26,7 +29,7 @@ from sgp.projection.protection import Protection
 from sgp.projection.representation import collect
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
 from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
-from sgp.projection.tokens import TokenCounts, TokenSubspace
+from sgp.projection.tokens import TokenCounts, TokenSubspace, bases_of
 
 Threshold = float | Callable[[int], float]
 Preset = Literal["paper", "reference", "corrected"]
@@ -111,8 +114,7 @@ class GradientMemory:
         for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
             if not callable(value):
                 _check_threshold(value, "threshold")
-        # A compiled model is a wrapper; names, hooks and weights are those of the module inside.
-        model = getattr(model, "_orig_mod", model)
+        model = _unwrapped(model)
         self.threshold = threshold
         self.alpha = float(alpha)
         self.exclude = tuple(exclude)
@@ -205,24 +207,67 @@ class GradientMemory:
         mask: Callable[[Any], Tensor | None] | None = None,
         budget: int = DEFAULT_BUDGET,
         allow_unattached: bool = False,
+        distributed: bool = True,
     ) -> None:
         """Add the task that was just learned: bases and importances from the inputs of its layers.
 
         The model runs in eval mode without gradients and is left as it was: flags, running statistics, random
         state. All layers are computed before any is stored, so an update that fails changes nothing.
 
+        Where torch.distributed has been set up, every process calls this with its own shard of the data, and all end
+        with the same memory, to the bit. A failure in one is raised in all.
+
         Args:
             batches: a DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input,
                 or a dict that is passed as keywords.
             samples: how many inputs to use, of shuffled data; a dict of numbers by pattern on layer names
-                gives each layer its own. None uses all, in constant memory.
+                gives each layer its own. None uses all, in constant memory. Over several processes it is the number
+                for all together.
             forward: runs one batch through the model, for batches of any other kind.
             mask: tells for a batch which positions of its sequences count, [samples, positions], or None if all do.
                 Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one.
             budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
                 more passes.
             allow_unattached: go on though weights were changed by an optimizer that is not attached.
+            distributed: False leaves other processes out.
         """
+        team = Team(distributed)
+        layout, known, thresholds, limits, passes = team.agreed(
+            lambda: self._prepare(batches, samples, budget, allow_unattached)
+        )
+        guards, protection = layout.guards, self._protection
+        shares = {name: team.share(limit, batches) for name, limit in limits.items()}
+        subspaces = known.copy()
+        reached: set[str] = set()
+        for members in passes:
+            precise = {guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members}
+            gather = partial(collect, forward=forward, samples=shares, precise=precise, mask=mask)
+            collected = team.agreed(partial(gather, self.model, batches, members))
+            statistics, found = team.merged(collected)
+            reached |= found
+            grown = team.agreed(partial(self._grown, statistics, thresholds, known))
+            subspaces |= team.spread(grown)
+        if not reached:
+            raise ValueError(
+                "none of the protected layers saw an input: is this the model that the batches run through?"
+            )
+        _warn_of_unreached([name for name in guards if name not in reached])
+        _warn_of_full({name: subspaces[name] for name in guards if name in reached})
+
+        anchor = self._copy_of_weights()
+        protection.store(protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces})
+        self._mark(anchor)
+        for handle in protection.handles():
+            handle.refresh(grown=True)
+
+    def _prepare(
+        self,
+        batches: Iterable[Any],
+        samples: int | Mapping[str, int] | None,
+        budget: int,
+        allow_unattached: bool,
+    ) -> tuple[Layout, dict[str, Bases], dict[str, float], dict[str, int | None], list[list[Guard]]]:
+        """What an update must know before it looks at any data: all that can be wrong without it is refused here."""
         _refuse_single_batch(batches)
         protection = self._protection
         for handle in protection.handles():
@@ -248,32 +293,7 @@ class GradientMemory:
                 f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
                 f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
             )
-        subspaces = known.copy()
-        reached: set[str] = set()
-        for members in passes:
-            statistics = collect(
-                self.model,
-                batches,
-                members,
-                forward=forward,
-                samples=limits,
-                precise={guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members},
-                mask=mask,
-            )
-            reached |= statistics.keys()
-            subspaces |= self._grown(statistics, thresholds, known)
-        if not reached:
-            raise ValueError(
-                "none of the protected layers saw an input: is this the model that the batches run through?"
-            )
-        _warn_of_unreached([name for name in guards if name not in reached])
-        _warn_of_full({name: subspaces[name] for name in guards if name in reached})
-
-        anchor = self._copy_of_weights()
-        protection.store(protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces})
-        self._mark(anchor)
-        for handle in protection.handles():
-            handle.refresh(grown=True)
+        return layout, known, thresholds, limits, passes
 
     def plan(
         self,
@@ -415,7 +435,10 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
-        saved = [(entry["layers"], _space_of(entry)) for entry in state["subspaces"]]
+        saved = []
+        for entry in state["subspaces"]:
+            tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
+            saved.append((entry["layers"], bases_of(tensors)))
         layout = self._scan(self.model, {name: space.dimension for layers, space in saved for name in layers})
         subspaces: dict[str, Bases] = {}
         for layers, subspace in saved:
@@ -533,6 +556,12 @@ class GradientMemory:
         return tensors_of(self.model)
 
 
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Compiled and data-parallel models are wrappers; names, hooks and weights are those of the module inside."""
+    inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+    return _unwrapped(inside) if isinstance(inside, nn.Module) else model
+
+
 def _one_of(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
@@ -594,14 +623,6 @@ def _empty(statistic: Statistic) -> Bases:
     if isinstance(statistic, TokenCounts):
         return TokenSubspace.empty(statistic.dimension)
     return Subspace.empty(statistic.groups, statistic.dimension)
-
-
-def _space_of(entry: Mapping[str, Any]) -> Bases:
-    """One of a saved memory's spaces."""
-    tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
-    if "tokens" in tensors:
-        return TokenSubspace(tensors["tokens"], tensors["importance"], tensors["size"])
-    return Subspace(tensors["basis"], tensors["importance"], tensors["rank"], tensors.get("scale"))
 
 
 def _check_fit(name: str, subspace: Bases, expected: tuple[int, int], guard: Guard) -> None:

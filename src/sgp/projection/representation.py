@@ -360,8 +360,13 @@ def _samplers(batches: Iterable[Any]) -> list[object]:
     return [batch_sampler, sampler]
 
 
+def sampler_of(batches: Iterable[Any]) -> object:
+    """What draws a loader's indices, if it is one."""
+    return _samplers(batches)[-1]
+
+
 def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
-    if isinstance(batches, DataLoader) and isinstance(_samplers(batches)[-1], SequentialSampler):
+    if isinstance(batches, DataLoader) and isinstance(sampler_of(batches), SequentialSampler):
         warnings.warn(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
             "by class for instance, they do not stand for the task",

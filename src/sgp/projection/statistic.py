@@ -38,6 +38,18 @@ class Statistic:
         self._rows: list[Tensor] = []
         self._gram: Tensor | None = None
 
+    @classmethod
+    def of_gram(cls, gram: Tensor, count: int, inputs: int, *, constant: bool) -> Statistic:
+        """A statistic that is known by its Gram matrix: [groups, d, d] in float64."""
+        statistic = cls(gram.shape[0], inputs, constant=constant, precise=True)
+        statistic._gram, statistic.count = gram, count
+        return statistic
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether the rows are gone and only their Gram matrix is there."""
+        return self._gram is not None
+
     @property
     def dimension(self) -> int:
         """Length of a row, the constant included."""

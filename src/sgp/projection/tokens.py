@@ -6,13 +6,14 @@ of a token is the root of its count: importances go with that root, and tokens t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import Bases, Choice, Numerics, Store, accumulate, importance, minimal_rank
+from sgp.projection.subspace import Bases, Choice, Numerics, Store, Subspace, accumulate, importance, minimal_rank
 
 
 class TokenCounts(Statistic):
@@ -25,6 +26,13 @@ class TokenCounts(Statistic):
     def __init__(self, dimension: int) -> None:
         super().__init__(1, dimension, precise=True)
         self.counts = torch.zeros(dimension, dtype=torch.int64)
+
+    @classmethod
+    def of(cls, counts: Tensor, count: int) -> TokenCounts:
+        """Counts that were made elsewhere. [tokens]"""
+        statistic = cls(len(counts))
+        statistic.counts, statistic.count = counts, count
+        return statistic
 
     @property
     def nbytes(self) -> int:
@@ -42,9 +50,7 @@ class TokenCounts(Statistic):
         return (matrix.double().square().sum(1) * self.counts.to(matrix.device)).sum(-1)
 
     def clone(self) -> TokenCounts:
-        twin = TokenCounts(self.dimension)
-        twin.counts, twin.count = self.counts, self.count
-        return twin
+        return TokenCounts.of(self.counts, self.count)
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,13 @@ class TokenSubspace(Bases):
 
     def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         return matrix.index_select(2, self.tokens.to(matrix.device)) * (self.importance == 1).to(matrix).unsqueeze(1)
+
+
+def bases_of(state: Mapping[str, Tensor]) -> Bases:
+    """What a `state_dict` of any bases is of."""
+    if "tokens" in state:
+        return TokenSubspace(state["tokens"], state["importance"], state["size"])
+    return Subspace(state["basis"], state["importance"], state["rank"], state.get("scale"))
 
 
 def _fewest(surrogate: Tensor, energies: Tensor, total: Tensor, threshold: float) -> Tensor:

@@ -6,15 +6,18 @@ import dataclasses
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from sgp.benchmarks import BENCHMARKS
-from sgp.methods import METHODS
+from sgp.benchmarks import BENCHMARKS, GameBenchmark
+from sgp.methods import METHODS, Supervised
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, Preset, Recipe, has_recipe, settings
 from sgp.registry import unknown
+from sgp.runs.flat import GROUPS, Flat
+from sgp.runs.games import PPO, GameConfig
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Config:
-    """One run.
+class Config(Flat):
+    """One run of supervised training.
 
     Attributes:
         stream: settings of the benchmark, of its own dataclass.
@@ -112,34 +115,32 @@ class Config:
         order = getattr(self.stream, "order", 0)
         return "-".join([*parts, *([f"order{order}"] if order else []), f"seed{self.seed}"])
 
-    def flat(self) -> dict[str, Any]:
-        """Every setting by its name, as on the command line."""
-        values: dict[str, Any] = {}
-        for group in (self, self.stream, self.training, self.settings):
-            for entry in dataclasses.fields(group):  # type: ignore[arg-type]
-                if entry.name not in GROUPS:
-                    values[entry.name] = getattr(group, entry.name)
-        return values
 
-
-GROUPS = ("stream", "training", "settings")
+AnyConfig = Config | GameConfig
 # What decides which other names there are.
 CHOICES = ("benchmark", "method", "preset", "recipe")
 
 
-def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any) -> Config:
+def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any) -> AnyConfig:
     """The config of a method on a benchmark: the paper's settings, changed by preset, recipe and overrides.
+
+    It is a GameConfig for a stream of games.
 
     Raises:
         ValueError: a name is unknown or a value out of range; the message has what would be accepted.
     """
-    groups = {"stream": BENCHMARKS[benchmark].settings, "training": Training, "settings": METHODS[method].Settings}
+    kind: type[AnyConfig] = Config
+    training: type[Training | PPO] = Training
+    if isinstance(BENCHMARKS[benchmark], GameBenchmark):
+        _refuse_supervised(benchmark, method)
+        kind, training = GameConfig, PPO
+    groups = {"stream": BENCHMARKS[benchmark].settings, "training": training, "settings": METHODS[method].Settings}
     _choice("preset", preset, PRESETS)
     _choice("recipe", recipe, RECIPES)
     if not has_recipe(benchmark, recipe):
         raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: nobody has tried it there")
     values = dict.fromkeys(CHOICES) | {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
-    names = [name for group in (Config, *groups.values()) for name in _fields(group)]
+    names = [name for group in (kind, *groups.values()) for name in _fields(group)]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"{method} on {benchmark} has two settings called {' and '.join(sorted(twice))}")
@@ -149,12 +150,12 @@ def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = 
             raise ValueError(unknown(f"setting of {method} on {benchmark}", name, known))
     # Benchmarks of other packages have no file in the paper's room.
     given = {"network": BENCHMARKS[benchmark].network} | settings(benchmark, method, preset, recipe) | overrides
-    made = {group: _build(kind, given) for group, kind in groups.items()}
-    config: Config = _build(Config, given | values | made)
+    made = {name: _build(group, given) for name, group in groups.items()}
+    config: AnyConfig = _build(kind, given | values | made)
     return config
 
 
-def from_file(path: Path, **overrides: Any) -> Config:
+def from_file(path: Path, **overrides: Any) -> AnyConfig:
     """The config of a YAML file of flat names; overrides win.
 
     Raises:
@@ -169,18 +170,23 @@ def from_file(path: Path, **overrides: Any) -> Config:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The flat names and values of a config file."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+    content = load_yaml(path)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must have names and values, such as `benchmark: digits`")
     return content
 
 
-def as_yaml(config: Config) -> str:
+def load_yaml(path: Path | Traversable) -> Any:
+    """What a YAML file holds: plain values only, since nothing in it is executed."""
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+
+
+def as_yaml(config: AnyConfig) -> str:
     """A file from which `from_file` makes the same config."""
     import yaml
 
@@ -188,7 +194,7 @@ def as_yaml(config: Config) -> str:
     return text
 
 
-def as_command(config: Config) -> str:
+def as_command(config: AnyConfig) -> str:
     """The shortest `sgp run` that gives the same config: it names what differs from the paper's room."""
     usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
     words = ["sgp", "run", config.benchmark, "--method", config.method]
@@ -208,7 +214,7 @@ def as_command(config: Config) -> str:
     return shlex.join(words)
 
 
-def is_whole(config: Config) -> bool:
+def is_whole(config: AnyConfig) -> bool:
     """Whether a run learns all that the paper's does, so that its numbers can stand beside the paper's."""
     ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
     # The paper's figures on Superclass are of scrambled pixels, whatever its text says.
@@ -216,7 +222,7 @@ def is_whole(config: Config) -> bool:
     return same_images and all(ours.get(name) == whole.get(name) for name in ("tasks", "epochs", "samples"))
 
 
-def differences(one: Config, other: Config) -> Iterator[str]:
+def differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
     """What two configs differ in, as `name: this, not that`."""
     theirs = other.flat()
     for name, value in one.flat().items():
@@ -224,6 +230,16 @@ def differences(one: Config, other: Config) -> Iterator[str]:
             yield f"{name}: {value}, not {theirs.get(name)}"
     for name in theirs.keys() - one.flat().keys():
         yield f"{name}: nothing, not {theirs[name]}"
+
+
+def _refuse_supervised(benchmark: str, method: str) -> None:
+    """Games are learned by PPO, which asks no method for a loss, a batch or a forward pass."""
+    if issubclass(METHODS[method], Supervised):
+        able = [name for name in METHODS if not issubclass(METHODS[name], Supervised)]
+        raise ValueError(
+            f"{method} cannot learn {benchmark}: it changes the loss, the batch or the forward pass, which only "
+            f"supervised training lets it; for games there are {', '.join(able)}"
+        )
 
 
 def _fields(kind: type[Any]) -> list[str]:

@@ -22,7 +22,8 @@ import torch
 
 import sgp
 from sgp.projection import storage
-from sgp.runs.config import Config, as_yaml, differences, from_file
+from sgp.runs.config import AnyConfig, as_yaml, differences, from_file
+from sgp.runs.games import GameConfig
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -31,6 +32,7 @@ CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
 FORMAT = 1
+GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
 
 
 class RunError(RuntimeError):
@@ -52,7 +54,7 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, path: Path, config: Config, *, resume: bool) -> Iterator[RunFolder]:
+    def begin(cls, path: Path, config: AnyConfig, *, resume: bool) -> Iterator[RunFolder]:
         """The folder of a new run, or with `resume` of one that was stopped; no other process may have it meanwhile.
 
         Raises:
@@ -73,7 +75,7 @@ class RunFolder:
             other = list(differences(config, known)) if known else []
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
-            folder._note_versions()
+            folder._note_versions(GAME_PACKAGES if isinstance(config, GameConfig) else ())
             for leftover in path.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
                 leftover.unlink()
             yield folder
@@ -84,7 +86,7 @@ class RunFolder:
         if (path / CONFIG).exists() and not resume:
             raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
 
-    def config(self) -> Config:
+    def config(self) -> AnyConfig:
         """Of the run."""
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
@@ -93,17 +95,28 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"the config of {self.path} cannot be read: {error}") from error
 
+    def busy(self) -> bool:
+        """Whether another process is at it."""
+        if not (self.path / LOCK).exists():
+            return False
+        try:
+            with self._alone():
+                return False
+        except RunError:
+            return True
+
     def standing(self) -> str:
         """How far a run has come, in words after its heading."""
         events = self.metrics()
         if not events or "task" not in events[-1]:
             return ", learned already" if events else ""
         last = events[-1]
-        return f", going on after task {last['task'] + 1}" + (f", epoch {last['epoch']}" if "epoch" in last else "")
+        inside = "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
+        return f", going on after task {last['task'] + 1}{inside}"
 
-    def _note_versions(self) -> None:
+    def _note_versions(self, packages: Sequence[str]) -> None:
         """Keep what the run was begun with, and add what it goes on with if that is something else."""
-        path, now = self.path / VERSIONS, versions()
+        path, now = self.path / VERSIONS, versions(*packages)
         try:
             seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -233,10 +246,10 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def versions() -> dict[str, str]:
-    """What the numbers of a run may depend on beside its config."""
+def versions(*packages: str) -> dict[str, str]:
+    """What the numbers of a run may depend on beside its config. packages: more than those of every run."""
     found = {"sgp": sgp.__version__, "python": platform.python_version(), "machine": platform.machine()}
-    for name in ("torch", "numpy", "scikit-learn", "pillow", "safetensors"):
+    for name in ("torch", "numpy", "scikit-learn", "pillow", "safetensors", *packages):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     found["cpu capability"] = torch.backends.cpu.get_cpu_capability()

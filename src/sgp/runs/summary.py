@@ -79,12 +79,13 @@ class Summary:
 
 
 def summary_of(folder: RunFolder) -> Summary:
-    """What a run's folder tells."""
-    events = folder.metrics()
+    """What the folder of a supervised run tells."""
+    config, events = folder.config(), folder.metrics()
+    assert isinstance(config, Config)
     tasks = [event for event in events if event["event"] == "task"]
     last: dict[str, Any] = tasks[-1] if tasks else {"bytes": {}, "free": {}, "capacity": 100.0}
     return Summary(
-        config=folder.config(),
+        config=config,
         names=[task["name"] for task in tasks],
         accuracies=accuracy_matrix([task["accuracies"] for task in tasks]),
         finished=bool(events) and events[-1]["event"] == "end",

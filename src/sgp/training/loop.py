@@ -88,6 +88,11 @@ class Learner:
         """The network, with what the method may train beside it."""
         return self.method.trained if isinstance(self.method, Supervised) else self.network
 
+    def _optimizer(self, lr: float) -> Optimizer:
+        if isinstance(self.method, Supervised):
+            return self.method.optimizer(lr)
+        return SGD(self.network.parameters(), lr=lr)
+
     def learn(
         self,
         position: int,
@@ -111,16 +116,17 @@ class Learner:
                     "try a larger --validation"
                 )
         if isinstance(self.method, Supervised) and "schedule" not in progress:
-            with self._seeded("begin", position):
+            with self._timed("begin"), self._seeded("begin", position):
                 for task in tasks:
                     self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
-        optimizer = SGD(self.trained.parameters(), lr=training.lr)
+        optimizer = self._optimizer(training.lr)
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
         average = WeightAverage(self.trained, training.average) if training.average else None
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
             schedule.load_state_dict(progress["schedule"])
+            restore_optimizer(optimizer, parts.get("optimizer", {}))
             if average:
                 average.load_state_dict(parts["average"])
             best = parts.get("best")
@@ -149,7 +155,7 @@ class Learner:
                 validation_accuracy=score.accuracy,
             )
             with self._timed("checkpoint"):
-                self._save(position, schedule=schedule, best=best, average=average)
+                self._save(position, schedule=schedule, optimizer=optimizer, best=best, average=average)
 
         if average is not None:
             average.keep()
@@ -158,7 +164,12 @@ class Learner:
             self.trained.load_state_dict(best)
 
     def _epoch(
-        self, position: int, tasks: Sequence[Task], optimizer: SGD, schedule: Schedule, average: WeightAverage | None
+        self,
+        position: int,
+        tasks: Sequence[Task],
+        optimizer: Optimizer,
+        schedule: Schedule,
+        average: WeightAverage | None,
     ) -> float:
         """One pass over the training data; the mean loss."""
         step = self.method.step if isinstance(self.method, Supervised) else self._plain_step
@@ -200,13 +211,19 @@ class Learner:
     def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
         """Bring stored statistics of BatchNorm in line with the weights, unless the method keeps them for old tasks."""
         if not self.method.keeps_statistics:
-            estimate_statistics(self.network, self._for_statistics(position, tasks))
+            with self._seeded("statistics", position):
+                estimate_statistics(self.network, self._for_statistics(position, tasks))
 
-    def _for_statistics(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int]]:
+    def _for_statistics(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int | Tensor]]:
         for task in tasks:
             order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
             for rows in batches(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.training.batch):
-                yield task.train.inputs[rows], task.head
+                batch = (task.train.inputs[rows], task.train.labels[rows])
+                yield from (
+                    self.method.passes(batch, task.head)
+                    if isinstance(self.method, Supervised)
+                    else [(batch[0], task.head)]
+                )
 
     def _finish(self, position: int, tasks: Sequence[Task]) -> None:
         """Let the method take the tasks in, and test all that were learned so far."""
@@ -229,13 +246,26 @@ class Learner:
                 task=each,
                 name=tasks[each - position].name,
                 accuracies=row[: each + 1],
+                data=self._sizes(tasks[each - position]),
                 free=self.method.free(),
+                bases=self.method.bases(),
                 capacity=self.method.capacity(),
                 bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
             )
         # Before the checkpoint, after which a resumed run does not come back here.
         write_tables(self.folder)
         self._save(learned)
+
+    def _sizes(self, task: Task) -> dict[str, Any]:
+        """How large a task is."""
+        heads = self.stream.heads
+        return {
+            "inputs": list(self.stream.inputs),
+            "classes": heads[task.head if len(heads) > 1 else 0],
+            "train": len(task.train),
+            "validation": len(task.validation),
+            "test": len(task.test),
+        }
 
     def task(self, position: int) -> Task:
         """A task of the stream, cut down and laid out in memory as the config says."""
@@ -287,6 +317,7 @@ class Learner:
         position: int,
         *,
         schedule: Schedule | None = None,
+        optimizer: Optimizer | None = None,
         best: dict[str, Tensor] | None = None,
         average: WeightAverage | None = None,
     ) -> None:
@@ -295,6 +326,8 @@ class Learner:
         parts: dict[str, dict[str, Any]] = {"network": self.trained.state_dict(), "method": self.method.state_dict()}
         if schedule is not None:
             progress["schedule"] = schedule.state_dict()
+        if optimizer is not None and optimizer.state:
+            parts["optimizer"] = optimizer_state(optimizer)
         if best is not None:
             parts["best"] = best
         if average is not None:
@@ -335,6 +368,22 @@ class _Batches:
     def __iter__(self) -> Iterator[Batch]:
         for rows in batches(self.order, self.size):
             yield self.examples.inputs[rows], self.examples.labels[rows]
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What an optimizer remembers of each parameter, by the parameter's number."""
+    return {str(number): dict(own) for number, own in optimizer.state_dict()["state"].items()}
+
+
+def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Go on from an `optimizer_state`; the learning rate and other options are the optimizer's own."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, own in state.items():
+        parameter = parameters[int(number)]
+        for name, value in own.items():
+            # In memory as the parameter is, as the optimizer itself would have made it.
+            alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            optimizer.state[parameter][name] = torch.empty_like(parameter).copy_(value) if alike else value
 
 
 def build_network(config: Config, stream: Stream) -> nn.Module:

@@ -14,12 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int]]) -> None:
+def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int | Tensor]]) -> None:
     """Set running means and variances to those of some batches, with dropout off; nothing if the network has none.
 
     Args:
         network: `network(inputs, head)`; its modes are as before afterwards.
-        batches: inputs, and the head of their task.
+        batches: inputs, and the head of their task, or of each of them.
     """
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:

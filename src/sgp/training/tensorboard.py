@@ -1,4 +1,4 @@
-"""Events for TensorBoard, where that is installed."""
+"""Events for TensorBoard, where that is installed; those of games too, since names tell them apart."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ def tensorboard_watcher(folder: Path) -> list[Watcher]:
             writer.add_scalar("mean test accuracy", sum(row) / len(row), values["task"] + 1)
             for task, accuracy in enumerate(row):
                 writer.add_scalar(f"test accuracy/task {task + 1}", accuracy, values["task"] + 1)
+        elif event == "update":
+            for name in ("score", "lr", "policy_loss", "value_loss", "entropy", "kl", "explained_variance"):
+                if values[name] is not None:
+                    writer.add_scalar(f"game {values['task'] + 1}/{name}", values[name], values["step"])
+        elif event in ("evaluation", "game"):
+            for task, score in enumerate(values["scores"]):
+                writer.add_scalar(f"score/game {task + 1}", score, values["step"])
+            if values["accumulated"] is not None:
+                writer.add_scalar("accumulated normalised reward", values["accumulated"], values["step"])
         writer.flush()
 
     return [watch]

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sgp.methods.wiring import Place, Wiring, fed, find_wiring
 from sgp.networks import MLP, AlexNet, LeNet, ResNet18
+from sgp.networks.wiring import Place, Wiring, fed, find_wiring
 
 
 def wiring_of(network: nn.Module, *shape: int) -> Wiring:

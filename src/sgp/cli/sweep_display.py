@@ -1,0 +1,167 @@
+"""What a person sees of a sweep: while it goes on, and what it has come to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sgp.runs.config import AnyConfig
+from sgp.runs.folder import RunError, RunFolder
+from sgp.runs.jobs import Events, Job
+from sgp.runs.sweep import Point, outcome
+from sgp.training.display import span
+
+# Runs of one row of the closing table differ in these.
+REPEATED = ("seed", "order")
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """How far a run is: a share of its tasks, and words."""
+
+    share: float = 0.0
+    words: str = "starting"
+
+
+class SweepDisplay:
+    """Tells when each run begins and ends; at a terminal also how far those are that run.
+
+    Use it as a context.
+
+    Args:
+        console: where to.
+        configs: of the runs that are to be made, by their folders.
+    """
+
+    def __init__(self, console: Console, configs: dict[Path, AnyConfig]) -> None:
+        self.console = console
+        self.configs = configs
+        # A run that was begun before has less left to do.
+        self._before = {folder: _standing(folder, config) for folder, config in configs.items()}
+        self._running: dict[Path, float] = {}
+        self._ended: set[Path] = set()
+        self._begun = time.monotonic()
+        self._live = Live(get_renderable=self.view, console=console, refresh_per_second=1, transient=True)
+
+    def __enter__(self) -> SweepDisplay:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def follow(self, events: Events) -> Iterator[tuple[Job, int]]:
+        """Tell of each run; gives those that have ended, with their exit status."""
+        for job, status in events:
+            if status is None:
+                self._begin(job.folder)
+            else:
+                self._end(job.folder, status)
+                yield job, status
+
+    def _begin(self, folder: Path) -> None:
+        self._running[folder] = time.monotonic()
+        if not self.console.is_terminal:
+            self._say(folder, "begun" if self._before[folder] == _Standing() else "going on")
+
+    def _end(self, folder: Path, status: int) -> None:
+        taken = time.monotonic() - self._running.pop(folder)
+        self._ended.add(folder)
+        if status:
+            self._say(folder, f"failed, {status_in_words(status)} ({span(taken)})", "red")
+            return
+        score = (outcome(folder) or {}).get("acc")
+        self._say(folder, (f"ACC {score:.2f} %" if score is not None else "finished") + f" ({span(taken)})")
+
+    def _say(self, folder: Path, what: str, style: str = "") -> None:
+        line = f"{len(self._ended)}/{len(self.configs)} {folder.name}: {what}"
+        # As a text of its own: a style of the whole print would colour what is shown live below.
+        self.console.print(Text(line, style=style), soft_wrap=True)
+
+    def view(self) -> Group:
+        """How far the whole is, and each run that is under way."""
+        running = {folder: _standing(folder, self.configs[folder]) for folder in list(self._running)}
+        whole = len(self.configs) - sum(standing.share for standing in self._before.values())
+        done = sum(1 - self._before[folder].share for folder in self._ended)
+        done += sum(max(0.0, standing.share - self._before[folder].share) for folder, standing in running.items())
+        elapsed = time.monotonic() - self._begun
+        heading = f"{len(self._ended)}/{len(self.configs)} runs"
+        left = f", about {span(elapsed * (whole - done) / done)} left" if done else ""
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(heading, ProgressBar(total=whole, completed=done, width=20), f"{span(elapsed)}{left}")
+        lines = Table.grid(padding=(0, 2))
+        lines.add_column(no_wrap=True)
+        lines.add_column(no_wrap=True, justify="right")
+        for folder, standing in running.items():
+            lines.add_row(_shortened(folder.name, self.console.width - 24), standing.words)
+        return Group(bar, lines)
+
+
+def _shortened(name: str, width: int) -> Text:
+    """Names of a sweep differ at their ends, so that is what stays."""
+    return Text(name if len(name) <= width else "…" + name[1 - width :])
+
+
+def _standing(folder: Path, config: AnyConfig) -> _Standing:
+    try:
+        events = RunFolder(folder).metrics()
+    except RunError:  # the run itself will say so
+        return _Standing()
+    last = next((event for event in reversed(events) if "task" in event), None)
+    if last is None:
+        return _Standing()
+    learned = sum(event["event"] == "task" for event in events)
+    tasks = getattr(config.stream, "tasks", None)
+    words = f"task {last['task'] + 1}" + (f"/{tasks}" if tasks else "")
+    if "epoch" in last:
+        words += f", epoch {last['epoch']}"
+    return _Standing(learned / tasks if tasks else 0.0, words)
+
+
+def status_in_words(status: int) -> str:
+    """How a process has ended."""
+    return f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+
+
+def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> None:
+    """The mean accuracies of finished runs, over those that differ in seed or task order only."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for point, folder in points:
+        last = outcome(folder)
+        if last and last.get("acc") is not None:
+            rows.setdefault(_label(point), []).append(last)
+    if not rows:
+        return
+    view = Table(title="mean ± deviation of finished runs", title_justify="left")
+    view.add_column("", overflow="fold")
+    for heading in ("runs", "ACC (%)", "BWT (%)"):
+        view.add_column(heading, justify="right", no_wrap=True)
+    for label, ends in rows.items():
+        accuracies, transfers = ([end[name] for end in ends if end[name] is not None] for name in ("acc", "bwt"))
+        view.add_row(escape(label), str(len(ends)), _spread(accuracies), _spread(transfers))
+    console.print(view)
+
+
+def _label(point: Point) -> str:
+    chosen = [point.config.benchmark, point.config.method]
+    others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATED)]
+    return " ".join([*chosen, *(f"{name}={str(point.varied[name]).removesuffix('.0')}" for name in others)])
+
+
+def _spread(values: list[float]) -> str:
+    """Mean and sample standard deviation; one value has none."""
+    if len(values) < 2:
+        return "".join(f"{value:.2f}" for value in values)
+    return f"{mean(values):.2f} ± {stdev(values):.2f}"

@@ -1,0 +1,181 @@
+"""An update over several processes: each streams its own shard of the data, and all end with the same memory.
+
+The processes first tell each other who has failed and how many rows each has seen, so that all raise or all go one way.
+Each statistic is then summed on one process and decomposed there, and the bases are sent to all: bits cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data.distributed import DistributedSampler
+
+from sgp.projection.representation import sampler_of
+from sgp.projection.statistic import Statistic
+from sgp.projection.subspace import Bases
+from sgp.projection.tokens import TokenCounts, bases_of
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one process has of a guard's statistic; guards of the same number share it there."""
+
+    number: int
+    count: int
+    is_folded: bool
+    is_tokens: bool
+    groups: int
+    inputs: int
+    constant: bool
+
+
+class Team:
+    """The processes that learn together, or this one alone.
+
+    Args:
+        distributed: whether there are others, if torch.distributed has been set up.
+    """
+
+    def __init__(self, distributed: bool = True) -> None:
+        together = distributed and dist.is_available() and dist.is_initialized()
+        self.size: int = dist.get_world_size() if together else 1
+        self.rank: int = dist.get_rank() if together else 0
+
+    def share(self, samples: int | None, batches: Iterable[Any]) -> int | None:
+        """How many samples this process takes of a number for all; None is all that it has, repeated ones left out."""
+        if self.size == 1:
+            return samples
+        own = None if samples is None else samples // self.size + (self.rank < samples % self.size)
+        sampler = sampler_of(batches)
+        if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
+            # It fills the last round up with samples of the first, for those that come last in it.
+            whole = len(sampler.dataset)  # type: ignore[arg-type]
+            distinct = -(-(whole - sampler.rank) // sampler.num_replicas)
+            own = distinct if own is None else min(own, distinct)
+        return own
+
+    def agreed(self, work: Callable[[], R]) -> R:
+        """The result of some work that all processes do; if it fails in one, all raise."""
+        if self.size == 1:
+            return work()
+        failure: Exception | None = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        said = self._gathered(None if failure is None else f"{type(failure).__name__}: {failure}")
+        if failure is not None:
+            raise failure
+        for rank, message in enumerate(said):
+            if message is not None:
+                raise RuntimeError(f"process {rank} failed, and the memory is as it was: {message}")
+        return result
+
+    def merged(self, statistics: Mapping[str, Statistic]) -> tuple[dict[str, Statistic], set[str]]:
+        """Statistics over all processes, each on one of them; and all guards that have one somewhere."""
+        if self.size == 1:
+            return dict(statistics), set(statistics)
+        numbers = {id(s): index for index, s in enumerate({id(s): s for s in statistics.values()}.values())}
+        seen = self._gathered({name: _seen(statistic, numbers) for name, statistic in statistics.items()})
+        names = list(dict.fromkeys(name for each in seen for name in each))
+        # Guards share if they do so on every process.
+        together: dict[tuple[int | None, ...], list[str]] = {}
+        for name in names:
+            key = tuple(each[name].number if name in each else None for each in seen)
+            together.setdefault(key, []).append(name)
+        merged: dict[str, Statistic] = {}
+        for number, members in enumerate(together.values()):
+            parts = [each.get(members[0]) for each in seen]
+            owner = number % self.size
+            total = self._sum(statistics.get(members[0]), [part for part in parts if part is not None], owner)
+            if self.rank == owner:
+                merged |= dict.fromkeys(members, total)
+        return merged, set(names)
+
+    def spread(self, own: Mapping[str, Bases]) -> dict[str, Bases]:
+        """Bases that this process has computed, and those of all others."""
+        if self.size == 1:
+            return dict(own)
+        everything: dict[str, Bases] = {}
+        for owner in range(self.size):
+            spaces = {id(space): space for space in own.values()} if self.rank == owner else {}
+            states = [space.state_dict() for space in spaces.values()]
+            layers = [[name for name, space in own.items() if id(space) == key] for key in spaces]
+            shapes = [{key: (t.shape, t.dtype) for key, t in state.items()} for state in states]
+            box: list[Any] = [list(zip(layers, shapes, strict=True))]
+            dist.broadcast_object_list(box, src=owner)
+            for index, (members, described) in enumerate(box[0]):
+                state = {}
+                for key, (shape, dtype) in described.items():
+                    sent = states[index][key] if self.rank == owner else torch.empty(shape, dtype=dtype)
+                    state[key] = self._broadcast(sent, owner)
+                everything |= dict.fromkeys(members, bases_of(state))
+        return everything
+
+    def _sum(self, mine: Statistic | None, parts: list[_Seen], owner: int) -> Statistic:
+        """One statistic over all processes; whole on its owner only."""
+        shape = parts[0]
+        count = sum(part.count for part in parts)
+        if shape.is_tokens:
+            counts = mine.counts if isinstance(mine, TokenCounts) else torch.zeros(shape.inputs, dtype=torch.int64)
+            return TokenCounts.of(self._reduced(counts, owner), count)
+        d = shape.inputs + shape.constant
+        if count < d and not any(part.is_folded for part in parts):
+            most = max(part.count for part in parts)
+            padded = torch.zeros(shape.groups, most + 1, d, dtype=torch.float64)
+            if mine is not None and mine.count:
+                rows = mine.rows()
+                assert rows is not None
+                padded[:, : rows.shape[1]] = rows
+            own_count = 0 if mine is None else mine.count
+            padded[:, most] = own_count  # how many of the rows are any
+            received = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(received, self._here(padded))
+            rows = torch.cat([part[:, : int(part[0, most, 0])] for part in received], dim=1)
+            whole = Statistic(shape.groups, shape.inputs, constant=shape.constant, precise=True)
+            whole.add(rows[..., : shape.inputs])
+            return whole
+        gram = torch.zeros(shape.groups, d, d, dtype=torch.float64)
+        if mine is not None:
+            rows = mine.rows()
+            gram = mine.gram() if rows is None else rows.mT @ rows
+        return Statistic.of_gram(self._reduced(gram, owner), count, shape.inputs, constant=shape.constant)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        box: list[Any] = [None] * self.size
+        dist.all_gather_object(box, value)
+        return box
+
+    def _reduced(self, tensor: Tensor, owner: int) -> Tensor:
+        sent = self._here(tensor).clone()
+        dist.reduce(sent, dst=owner)
+        return sent.to(tensor.device)
+
+    def _broadcast(self, tensor: Tensor, owner: int) -> Tensor:
+        sent = self._here(tensor)
+        dist.broadcast(sent, src=owner)
+        return sent.to(tensor.device)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """Where the processes can exchange it."""
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
+        return tensor.to(device).contiguous()
+
+
+def _seen(statistic: Statistic, numbers: Mapping[int, int]) -> _Seen:
+    return _Seen(
+        numbers[id(statistic)],
+        statistic.count,
+        statistic.is_folded,
+        isinstance(statistic, TokenCounts),
+        statistic.groups,
+        statistic.inputs,
+        statistic.constant,
+    )

@@ -1,0 +1,331 @@
+"""``sgp sweep``: what it refuses, what it runs, how it goes on, and that nothing is lost or left behind."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
+pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
+
+from rich.console import Console
+from training.small import NOISE, events, run, trace
+
+from sgp.benchmarks import BENCHMARKS
+from sgp.cli import main
+from sgp.cli.sweep_display import SweepDisplay
+from sgp.runs.config import configure
+from sgp.runs.folder import RunFolder
+from sgp.runs.jobs import Job
+
+GRID = "benchmark: digits\nkind: split\ntasks: 2\nepochs: 1\nsamples: 40\nthreads: 1\n"
+PATIENCE = 300  # seconds until a test gives up
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    """SGP with two values of alpha, and GPM."""
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID + "method: [gpm, sgp]\nalpha: [1, 3]\n")
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Jobs are run one after another in this process, which takes a part of the time; those that were."""
+    ran: list[Job] = []
+
+    def in_turn(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, int | None]]:
+        for job in jobs:
+            ran.append(job)
+            yield job, None
+            job.folder.mkdir(parents=True, exist_ok=True)
+            with job.log.open("a") as log, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "stdout", log)
+                patch.setattr(sys, "stderr", log)
+                status = main(list(job.arguments))
+            yield job, status
+
+    monkeypatch.setattr("sgp.cli.sweep.run_here", in_turn)
+    return ran
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sgp", "sweep", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(what: Callable[[], bool]) -> None:
+    begun = time.monotonic()
+    while not what():
+        assert time.monotonic() < begun + PATIENCE
+        time.sleep(0.01)
+
+
+def epochs(path: Path) -> int:
+    metrics = path / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "clue"),
+    [
+        (["missing.yaml"], "there is no file 'missing.yaml'"),
+        (["alpa"], "did you mean alpha?"),
+        (["grid.yaml", "--import", "missing.py"], "there is no file 'missing.py'"),
+        (["grid.yaml", "--jobs", "0"], "jobs must be at least 1, got 0"),
+        (["grid.yaml", "--retries", "-1"], "retries must be at least 0, got -1"),
+        (["grid.yaml", "--jobs", "2", "--ray", "auto"], "with --ray the cluster says how many"),
+        (["grid.yaml", "--ray", "atuo"], "ray must be auto, local or an address with a port, got 'atuo'"),
+        (["grid.yaml", "--jbs", "2"], "--jbs"),
+        (["wrong.yaml"], "no setting 'epoch': did you mean epochs"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_made(
+    arguments: list[str], clue: str, grid: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (grid.parent / "wrong.yaml").write_text("benchmark: digits\nmethod: [sgp]\nepoch: 3\n")
+    try:
+        status = main(["sweep", *arguments])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == 2
+    assert clue in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+    assert not (grid.parent / "runs").exists()
+
+
+def test_missing_data_and_what_cannot_be_built_are_told_before_anything_runs(
+    tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text("benchmark: [digits, split-cifar100]\nmethod: sgp\n")
+    assert main(["sweep", str(file), "--data", str(tmp_path)]) == 1
+    assert "cifar-100" in capsys.readouterr().err
+    file.write_text("benchmark: digits\nmethod: gpm\nseed: [0, 1]\nthreshold: [0.9, {layer: 0.5}]\n")
+    assert main(["sweep", str(file)]) == 2
+    assert "layer" in capsys.readouterr().err
+    assert here == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_run_of_the_grid_is_the_one_that_a_single_command_makes(
+    grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["sweep", "grid.yaml"]) == 0
+    output = capsys.readouterr().out
+    names = ["digits-gpm-paper-seed0", "digits-sgp-paper-seed0-alpha1", "digits-sgp-paper-seed0-alpha3"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
+    assert "alpha does not apply to gpm" in output
+    assert "3 of 3 runs are finished, in runs" in output
+    config = configure("digits", "sgp", kind="split", tasks=2, epochs=1, samples=40, threads=1, alpha=3, seed=0)
+    run(tmp_path / "alone", config)
+    assert trace(tmp_path / "alone") == trace(tmp_path / "runs" / names[2])
+    for number, (name, label) in enumerate(zip(names, ("gpm", "sgp alpha=1", "sgp alpha=3"), strict=True), start=1):
+        score = events(tmp_path / "runs" / name)[-1]["acc"]
+        assert f"{number}/3 {name}: ACC {score:.2f} %" in output
+        assert re.search(rf"digits {label} +│ +1 │ +{score:.2f} │", output)
+
+
+def test_the_table_has_the_mean_over_seeds(tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID + "method: finetune\nseed: [0, 1]\n")
+    assert main(["sweep", "grid.yaml"]) == 0
+    one, two = (events(tmp_path / f"runs/digits-finetune-paper-seed{seed}")[-1]["acc"] for seed in (0, 1))
+    deviation = abs(one - two) / 2**0.5
+    assert f"2 │ {(one + two) / 2:.2f} ± {deviation:.2f}" in capsys.readouterr().out
+
+
+def test_one_failure_does_not_stop_the_rest_and_is_named(
+    tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "grid.yaml").write_text(GRID + "method: sgp\nlr: [1e30, 0.1]\n")
+    assert main(["sweep", "grid.yaml", "--out", "my runs"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5:] == [
+        "1 of 2 runs are finished, in my runs",
+        "failed: digits-sgp-paper-seed0-lr1e+30, exit status 1",
+        "  sgp run: the loss of task 1 (digits 0 and 1) is no number after epoch 1: try a lower --lr than 1e+30",
+        "  its output is in my runs/digits-sgp-paper-seed0-lr1e+30/output.log",
+        "try what failed again with: sgp sweep grid.yaml --out 'my runs'",
+    ]
+    assert [job.folder.name[-3:] for job in here] == ["+30", "0.1"]
+    assert main(["sweep", "grid.yaml", "--out", "my runs"]) == 1
+    assert [job.folder.name[-3:] for job in here] == ["+30", "0.1", "+30"]
+
+
+def test_a_sweep_that_was_finished_runs_nothing_and_a_longer_one_only_what_is_new(
+    grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "grid.yaml"]) == 0
+    del here[:]
+    capsys.readouterr()
+    assert main(["sweep", "grid.yaml"]) == 0
+    output = capsys.readouterr().out
+    assert here == []
+    assert "3 runs in runs, 3 of them finished already" in output
+    assert "digits sgp alpha=3" in output
+    grid.write_text(grid.read_text().replace("[1, 3]", "[1, 3, 9]"))
+    assert main(["sweep", "grid.yaml"]) == 0
+    assert [job.folder.name for job in here] == ["digits-sgp-paper-seed0-alpha9"]
+
+
+def test_a_run_of_other_settings_is_refused_before_anything_runs(
+    grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "digits", "--method", "sgp", "--tasks", "1", "--name", "digits-sgp-paper-seed0-alpha3"]) == 0
+    assert main(["sweep", "grid.yaml"]) == 1
+    error = capsys.readouterr().err
+    assert "runs/digits-sgp-paper-seed0-alpha3 is a run with other settings (" in error
+    assert "alpha: 3.0, not 1.0" in error
+    assert "use another --out" in error
+    assert here == []
+
+
+def test_a_run_goes_on_with_the_threads_that_it_was_begun_with(tmp_path: Path, here: list[Job]) -> None:
+    config = configure("digits", "sgp", tasks=1, epochs=1, samples=40, threads=3)
+    with RunFolder.begin(tmp_path / "runs" / config.name, config, resume=False):
+        pass
+    (tmp_path / "grid.yaml").write_text(
+        "benchmark: digits\nmethod: sgp\ntasks: 1\nepochs: 1\nsamples: 40\nseed: [0, 1]\n"
+    )
+    assert main(["sweep", "grid.yaml", "--jobs", "1000"]) == 0
+    assert [job.threads for job in here] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("more", "arguments", "plan"),
+    [
+        ("", [], "4 at once, threads 2 each"),
+        ("", ["--jobs", "3"], "3 at once, threads 2 each"),
+        ("", ["--jobs", "8"], "8 at once, threads 1 each"),
+        ("", ["--jobs", "100"], "100 at once, threads 1 each"),
+        ("threads: 4\n", [], "2 at once, threads 4 each"),
+        ("threads: 100\n", [], "1 at once, threads 100 each"),
+        ("", ["--ray", "auto"], "on Ray at auto, threads 1 each"),
+    ],
+)
+def test_the_cores_are_shared_out(
+    more: str,
+    arguments: list[str],
+    plan: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    (tmp_path / "grid.yaml").write_text(f"benchmark: digits\nmethod: sgp\nseed: [0, 1, 2, 3]\n{more}")
+    assert main(["sweep", "grid.yaml", "--plan", *arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"grid.yaml: 4 runs in runs; {plan}"
+
+
+def test_a_plan_runs_nothing_and_has_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
+    (tmp_path / "grid.yaml").write_text(
+        "benchmark: noise\nmethod: finetune\ncolour: [grey, rgb]\nthreads: 1\nepochs: 1\n"
+    )
+    known = dict(BENCHMARKS._known)
+    try:
+        assert main(["sweep", "grid.yaml", "--plan", "--import", "noise.py"]) == 0
+    finally:
+        BENCHMARKS._known = known
+    assert not (tmp_path / "runs").exists()
+    *_, last = capsys.readouterr().out.splitlines()
+    try:
+        assert main(shlex.split(last)[1:]) == 0
+    finally:
+        BENCHMARKS._known = known
+    assert "colour: rgb" in (tmp_path / "runs/noise-finetune-paper-seed0-colourrgb/config.yaml").read_text()
+
+
+def test_a_second_sweep_in_the_same_folder_is_told_of_the_first(
+    grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgp.cli.sweep.PATIENCE", 0.1)
+    config = configure("digits", "gpm", kind="split", tasks=2, epochs=1, samples=40, threads=1)
+    with RunFolder.begin(grid.parent / "runs" / config.name, config, resume=False):
+        assert main(["sweep", "grid.yaml"]) == 1
+    error = capsys.readouterr().err
+    assert "another process is running" in error
+    assert "perhaps this sweep: wait for it, or use another --out" in error
+    assert here == []
+    assert main(["sweep", "grid.yaml"]) == 0
+
+
+def test_a_damaged_run_does_not_stop_the_rest(grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "grid.yaml"]) == 0
+    damaged = grid.parent / "runs" / "digits-gpm-paper-seed0"
+    (damaged / "metrics.jsonl").write_text("{\n")
+    grid.write_text(grid.read_text().replace("[1, 3]", "[1, 3, 9]"))
+    assert main(["sweep", "grid.yaml"]) == 1
+    output = capsys.readouterr().out
+    assert "3 of 4 runs are finished" in output
+    assert "failed: digits-gpm-paper-seed0, exit status 1" in output
+
+
+def test_a_terminal_shows_how_far_the_runs_are_within_80_columns(tmp_path: Path) -> None:
+    name = "digits-sgp-" + 80 * "x" + "-alpha3"
+    folders = {tmp_path / "begun": configure("digits", "gpm", tasks=4), tmp_path / name: configure("digits", "sgp")}
+    for folder, content in zip(folders, ('{"event": "task", "task": 0}\n', ""), strict=True):
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(content)
+    console = Console(width=80, force_terminal=True, record=True)
+    display = SweepDisplay(console, folders)
+    assert not list(display.follow((Job(folder, (), 1), None) for folder in folders))
+    with (tmp_path / "begun/metrics.jsonl").open("a") as metrics:
+        metrics.write('{"event": "task", "task": 1}\n{"event": "epoch", "task": 2, "epoch": 7}\n')
+    console.print(display.view())
+    (_,) = display.follow(iter([(Job(tmp_path / "begun", (), 1), 9)]))
+    console.print(display.view())
+    shown = console.export_text()
+    assert "0/2 runs" in shown
+    assert re.search(r"begun +task 3/4, epoch 7", shown)
+    assert re.search(r"…x+-alpha3 +starting", shown)
+    assert "about" in shown
+    assert re.search(r"1/2 begun: failed, exit status 9 \(0 s\)", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+LONG = "benchmark: digits\nmethod: sgp\ntasks: 2\nepochs: 50\nthreads: 1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="nothing can be killed here as it is on POSIX")
+def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_on_to_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "grid.yaml").write_text(LONG)
+    path = tmp_path / "runs" / "digits-sgp-paper-seed0"
+    config = configure("digits", "sgp", tasks=2, epochs=50, threads=1)
+    run(tmp_path / "whole", config)
+
+    sweep = started("grid.yaml")
+    until(lambda: epochs(path) > 3)
+    sweep.terminate()  # handled as Ctrl-C is, which a process in the background may be deaf to
+    output, _ = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 130
+    assert "Stopped with 0 of 1 runs finished; go on with: sgp sweep grid.yaml" in output
+    assert "Stopped; go on with: sgp run" in (path / "output.log").read_text()
+    assert not RunFolder(path).busy()
+
+    reached = epochs(path)
+    assert 3 < reached < epochs(tmp_path / "whole")
+    sweep = started("grid.yaml")
+    until(lambda: epochs(path) > reached + 3)
+    sweep.kill()
+    sweep.communicate()
+    assert sweep.returncode == -signal.SIGKILL
+    until(lambda: not RunFolder(path).busy())
+    assert epochs(path) < epochs(tmp_path / "whole")
+
+    sweep = started("grid.yaml")
+    output, _ = sweep.communicate(timeout=PATIENCE)
+    assert sweep.returncode == 0, output
+    assert "going on" in output
+    assert trace(path) == trace(tmp_path / "whole")

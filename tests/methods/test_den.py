@@ -1,0 +1,352 @@
+"""DEN: each phase moves what it should, and grows, removes and splits the units that it should."""
+
+from typing import Any
+
+import pytest
+import torch
+from methods.growth import NETWORKS, answers, batch_of, consolidate, excluded, learn, network_of, shape_of
+from torch import Tensor
+from torch.nn import functional as F
+
+from sgp.methods import Moment
+from sgp.methods.den import DEN, DENSettings
+from sgp.networks import MLP
+from sgp.networks.widen import outside
+
+START = Moment(0, 0.0, 0.0)
+
+
+def made(kind: str = "mlp", **settings: Any) -> DEN:
+    given: dict[str, Any] = {"head_epochs": 1, "expand_epochs": 1, "split_epochs": 1, "expand_units": 3}
+    return DEN(network_of(kind), DENSettings(**(given | settings)), exclude=excluded(kind))
+
+
+def weights_of(method: DEN) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in method.network.named_parameters()}
+
+
+def after_first_task(**settings: Any) -> DEN:
+    method = made(**settings)
+    learn(method, 0)
+    consolidate(method, 0)
+    return method
+
+
+def test_the_first_task_decays_and_shrinks_its_weights() -> None:
+    method, batch = made(l1=0.003, l2=0.1), batch_of(0)
+    method.begin(0, [batch])
+    optimizer = method.optimizer(0.1)
+    method.attach(optimizer)
+    before = weights_of(method)
+    gradients = torch.autograd.grad(
+        F.cross_entropy(method.network(batch[0], 0), batch[1]), [method.network.hidden[0].weight]
+    )
+    method.step(batch, 0, START, optimizer)
+    moved = before["hidden.0.weight"] - 0.1 * (gradients[0] + 0.1 * before["hidden.0.weight"])
+    wanted = moved.sign() * (moved.abs() - 0.003).clamp(min=0)
+    torch.testing.assert_close(method.network.hidden[0].weight.detach(), wanted)
+    assert 0 < method.network.hidden[0].weight.eq(0).float().mean() < 1
+    assert torch.equal(method.network.heads[1].weight, before["heads.1.weight"])  # of a task to come
+
+
+def sparse() -> DEN:
+    """Unit 0 and 1 of the upper layer hear units 0, 2 and 3 of the lower one; the head's weights are set by tests."""
+    method = after_first_task(l1=0.01)
+    lower, upper = method.network.hidden
+    with torch.no_grad():
+        upper.weight.fill_(0.005)  # too small to be connections
+        upper.weight[0, 0] = upper.weight[0, 2] = -1
+        upper.weight[1, 3] = 1
+        upper.weight[2, 5] = 1
+        lower.weight.fill_(1)
+    method._ends = ["heads.1"]
+    return method
+
+
+def test_units_are_selected_along_paths_of_weights_from_the_head() -> None:
+    method = sparse()
+    with torch.no_grad():
+        method.network.heads[1].weight.zero_()
+        method.network.heads[1].weight[0, 0] = -0.5
+        method.network.heads[1].weight[1, 1] = 0.5
+    selected = method._reached()
+    assert selected["hidden.1"].nonzero().flatten().tolist() == [0, 1]
+    assert selected["hidden.0"].nonzero().flatten().tolist() == [0, 2, 3]
+
+
+def test_a_head_that_hears_nothing_selects_nothing() -> None:
+    method = sparse()
+    with torch.no_grad():
+        method.network.heads[1].weight.zero_()
+    assert not any(mask.any() for mask in method._reached().values())
+
+
+def test_selection_goes_through_flattened_maps_and_residual_sums() -> None:
+    for kind in ("lenet", "resnet18-stored"):
+        method = made(kind)
+        method.begin(0, [batch_of(0, shape_of(kind))])
+        assert all(mask.all() for mask in method._reached().values()), kind
+        method.network.heads[0].weight.data.zero_()
+        # One pixel of the last map's channel 1.
+        pixels = 1 if kind == "lenet" else method.network.heads[0].in_features // 160
+        method.network.heads[0].weight.data[0, pixels] = 1
+        selected = method._reached()
+        top = "fc2" if kind == "lenet" else "layer4.1.conv2"
+        assert selected[top].nonzero().flatten().tolist() == [1]
+        # It was added to units of layers that others hear as well.
+        if kind != "lenet":
+            assert selected["layer4.0.shortcut.0"].all()
+        assert selected["conv1"].all()
+
+
+def test_retraining_moves_weights_between_selected_units_and_the_head_alone() -> None:
+    method = after_first_task()
+    learn(method, 1, steps=0)
+    method.selected = {
+        "hidden.0": torch.arange(16) < 5,
+        "hidden.1": torch.arange(8) % 2 == 0,
+    }
+    optimizer = method.optimizer(0.5)
+    method.attach(optimizer)
+    before = weights_of(method)
+    for _ in range(3):
+        method.step(batch_of(1), 1, START, optimizer)
+    moved = {name: each != before[name] for name, each in method.network.named_parameters()}
+    assert moved["hidden.0.weight"][:5].any()
+    assert not moved["hidden.0.weight"][5:].any()
+    assert not moved["hidden.0.bias"][5:].any()
+    assert moved["hidden.1.weight"][::2, :5].any()
+    assert not moved["hidden.1.weight"][1::2].any()
+    assert not moved["hidden.1.weight"][:, 5:].any()
+    assert moved["heads.1.weight"].any()
+    assert not moved["heads.0.weight"].any()
+
+
+def test_drift_is_held_by_the_weights_of_the_task_before() -> None:
+    method = after_first_task(drift=0.7)
+    learn(method, 1, steps=0)
+    batch, optimizer = batch_of(1), method.optimizer(0.1)
+    method.attach(optimizer)
+    anchor = method.network.hidden[0].weight.detach().clone()
+    with torch.no_grad():
+        method.network.hidden[0].weight += 0.01
+    start = weights_of(method)["hidden.0.weight"]
+    (gradient,) = torch.autograd.grad(
+        F.cross_entropy(method.network(batch[0], 1), batch[1]), [method.network.hidden[0].weight]
+    )
+    method.step(batch, 1, START, optimizer)
+    wanted = start - 0.1 * (gradient + 0.7 * (start - anchor))
+    torch.testing.assert_close(method.network.hidden[0].weight.detach(), wanted)
+
+
+def test_a_new_head_is_trained_alone_and_larger_shrinkage_selects_fewer_units() -> None:
+    counts = []
+    for head_l1 in (0.0, 0.08, 10.0):
+        method = after_first_task(head_l1=head_l1, head_epochs=3)
+        before = weights_of(method)
+        learn(method, 1, steps=0)
+        for name, each in method.network.named_parameters():
+            assert each.requires_grad
+            assert torch.equal(each, before[name]) == (not name.startswith("heads.1")), name
+        counts.append(int(method.selected["hidden.1"].sum()))
+    assert counts[0] == 8 > counts[1] > counts[2] == 0
+
+
+def test_a_task_that_is_learned_well_adds_nothing() -> None:
+    for limit, grown in ((100.0, False), (0.0, True)):
+        method = after_first_task(loss_limit=limit, split_units=0, group_lasso=0.0)
+        learn(method, 1)
+        consolidate(method, 1)
+        assert method.now() == {"hidden.0": 16 + 3 * grown, "hidden.1": 8 + 3 * grown}
+
+
+def test_expansion_trains_what_is_new_and_shrinks_each_unit_as_a_group() -> None:
+    method = after_first_task(loss_limit=0.0, split_units=0, group_lasso=0.01, l1=0.0)
+    learn(method, 1)
+    before = weights_of(method)
+    consolidate(method, 1)
+    now = weights_of(method)
+    assert torch.equal(now["hidden.0.weight"][:16], before["hidden.0.weight"])
+    assert torch.equal(now["hidden.1.weight"][:8, :16], before["hidden.1.weight"])
+    assert not torch.equal(now["heads.1.weight"][:, :8], before["heads.1.weight"])
+    method.sizes.pop("1")  # its units are new again
+    norms = method._sizes_of_new_units("hidden.1")
+    parts = torch.cat([now["hidden.1.weight"][8:], now["hidden.1.bias"][8:, None]], dim=1)
+    torch.testing.assert_close(norms, parts.norm(dim=1))
+
+
+def test_the_group_step_takes_off_the_norm_what_it_says() -> None:
+    method = after_first_task(loss_limit=0.0, split_units=0)
+    learn(method, 1)
+    consolidate(method, 1)
+    method.sizes.pop("1")  # its units are new again
+    before, weights = method._sizes_of_new_units("hidden.0"), weights_of(method)
+    method._shrink_new_units(0.1)
+    torch.testing.assert_close(method._sizes_of_new_units("hidden.0"), before - 0.1)
+    assert torch.equal(method.network.hidden[0].weight[:16], weights["hidden.0.weight"][:16])
+    method._shrink_new_units(100.0)
+    assert not method._sizes_of_new_units("hidden.0").any()
+
+
+def test_new_units_that_are_left_with_nothing_are_removed() -> None:
+    method = after_first_task(loss_limit=0.0, split_units=0, group_lasso=100.0)
+    learn(method, 1)
+    consolidate(method, 1)
+    assert method.now() == method.sizes["0"]
+
+
+def drifted(choice: Any = "most", limit: float = 0.05, **settings: Any) -> DEN:
+    """In the second task, with the upper layer's units 1, 3 and 6 moved by 0.2, 0.4 and 0.3."""
+    settings = {"loss_limit": 100.0, "split_limit": limit, "split_units": 2, "split_choice": choice} | settings
+    method = after_first_task(**settings)
+    learn(method, 1, steps=0)
+    with torch.no_grad():
+        for unit, far in ((1, 0.2), (3, 0.4), (6, 0.3)):
+            method.network.hidden[1].weight[unit, 0] += far
+    return method
+
+
+def test_drift_is_the_norm_of_what_a_unit_moved() -> None:
+    method = drifted()
+    torch.testing.assert_close(method.drifts()["hidden.1"], torch.tensor([0, 0.2, 0, 0.4, 0, 0, 0.3, 0]))
+    assert not method.drifts()["hidden.0"].any()
+
+
+@pytest.mark.parametrize(("choice", "split"), [("most", [3, 6]), ("least", [1, 6])])
+def test_the_units_that_moved_most_are_split_and_as_published_those_that_moved_least(choice: str, split: Any) -> None:
+    method = drifted(choice)
+    assert method._drifted("hidden.1", method.drifts()["hidden.1"]).tolist() == split
+    assert drifted(choice, limit=0.5)._drifted("hidden.1", method.drifts()["hidden.1"]).tolist() == []
+
+
+def test_a_split_gives_the_old_unit_its_old_weights_and_the_task_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = drifted(split_units=3)
+    anchor, now = method._anchor["hidden.1.weight"], method.network.hidden[1].weight.detach().clone()
+    task, earlier = answers(method, 1), drifted(split_units=3, limit=100.0)
+    monkeypatch.setattr(method, "_train", lambda *args: None)
+    consolidate(method, 1)
+    assert method.now() == {"hidden.0": 16, "hidden.1": 11}
+    weight = method.network.hidden[1].weight
+    assert torch.equal(weight[:8], anchor)
+    assert torch.equal(weight[8:], now[[3, 6, 1]])
+    # Only these units had moved: the task is answered as before by the copies, and so is the task before by the old.
+    torch.testing.assert_close(answers(method, 1), task)
+    earlier.network.hidden[1].weight.data.copy_(anchor)
+    assert torch.equal(answers(method, 0), answers(earlier, 0))
+
+
+def test_a_split_of_the_lower_layer_is_heard_by_new_units_and_not_by_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = drifted(split_units=3)
+    with torch.no_grad():
+        method.network.hidden[0].weight[4, 0] += 0.5
+    monkeypatch.setattr(method, "_train", lambda *args: None)
+    consolidate(method, 1)
+    upper = method.network.hidden[1].weight
+    assert upper.shape == (11, 17)
+    assert not upper[:8, 16].any()
+    assert upper[:8, 4].all()
+    assert upper[8:, 16].all()
+    assert not upper[8:, 4].any()
+
+
+def test_what_is_trained_after_a_split_is_new() -> None:
+    method = drifted(split_units=3, split_epochs=3)
+    anchor = method._anchor["hidden.1.weight"]
+    now = method.network.hidden[1].weight.detach().clone()
+    consolidate(method, 1)
+    assert torch.equal(method.network.hidden[1].weight[:8], anchor)
+    assert not torch.equal(method.network.hidden[1].weight[8:], now[[3, 6, 1]])
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_every_network_goes_through_all_phases(kind: str) -> None:
+    method, shape = made(kind, loss_limit=0.0, split_limit=0.0, split_units=1, expand_units=2), shape_of(kind)
+    for task in (0, 1):
+        learn(method, task, shape)
+        consolidate(method, task, shape)
+    first, second = method.sizes.values()
+    assert all(second[name] > size for name, size in first.items())
+    assert second == method.now()
+    assert method.capacity() > 100
+    assert answers(method, 1, shape).isfinite().all()
+    # The first task is answered with the units of its time alone.
+    method._current = "2"
+    before = [answers(method, task, shape) for task in (0, 1)]
+    with torch.no_grad():
+        for name, mask in outside(method.network, method.axes, first).items():
+            method.network.get_parameter(name)[mask] += 1
+    assert torch.equal(answers(method, 0, shape), before[0])
+    assert not torch.equal(answers(method, 1, shape), before[1])
+
+
+def test_layers_that_no_pattern_fits_do_not_grow() -> None:
+    method = after_first_task(
+        loss_limit=0.0, expand_units={"hidden.1": 2}, split_units={"hidden.0": 1}, split_limit=0.0
+    )
+    learn(method, 1)
+    consolidate(method, 1)
+    assert method.now() == {"hidden.0": 17, "hidden.1": 10}
+
+
+@pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
+def test_a_method_goes_on_from_its_state_to_the_bit_inside_a_task(kind: str) -> None:
+    settings: dict[str, Any] = {"loss_limit": 0.0, "split_limit": 0.0, "split_units": 2}
+    whole, shape = made(kind, **settings), shape_of(kind)
+    learn(whole, 0, shape)
+    consolidate(whole, 0, shape)
+    learn(whole, 1, shape)
+    resumed = made(kind, **settings)
+    resumed.load_state_dict(whole.state_dict())
+    resumed.network.load_state_dict(whole.network.state_dict())
+    for method in (whole, resumed):
+        optimizer = method.optimizer(0.1)
+        method.attach(optimizer)
+        torch.manual_seed(5)
+        method.network.train()
+        method.step(batch_of(1, shape), 1, START, optimizer)
+        consolidate(method, 1, shape)
+    assert resumed.now() == whole.now()
+    for task in (0, 1):
+        assert torch.equal(answers(resumed, task, shape), answers(whole, task, shape))
+    assert (resumed.capacity(), resumed.bytes()) == (whole.capacity(), whole.bytes())
+
+
+def test_the_weights_of_the_task_before_are_held_inside_a_task_alone() -> None:
+    method = after_first_task()
+    assert method.bytes()["weights before the task"] == 0
+    learn(method, 1)
+    body = sum(each.nbytes for name, each in method.network.named_parameters() if not name.startswith("heads.1"))
+    assert method.bytes()["weights before the task"] == body + 16 + 8
+    consolidate(method, 1)
+    assert method.bytes()["weights before the task"] == 0
+
+
+def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> None:
+    method = DEN(MLP((12,), (3, 2)), DENSettings(), exclude=["heads.*"])
+    with pytest.raises(ValueError, match="den has nothing to grow in MLP"):
+        learn(method, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        *((name, -1.0, f"{name} must be at least 0 and finite, got -1.0") for name in ("l1", "l2", "head_l1", "drift")),
+        ("loss_limit", float("nan"), "loss_limit must be at least 0 and finite, got nan"),
+        ("group_lasso", float("inf"), "group_lasso must be at least 0 and finite, got inf"),
+        ("split_limit", -0.5, "split_limit must be at least 0 and finite, got -0.5"),
+        ("expand_units", -1, "expand_units must be at least 0, got -1"),
+        ("split_units", {"fc*": -3}, "split_units must be at least 0, got -3"),
+        ("head_epochs", 0, "head_epochs must be at least 1, got 0"),
+        ("expand_epochs", 0, "expand_epochs must be at least 1, got 0"),
+        ("split_epochs", -1, "split_epochs must be at least 1, got -1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DENSettings(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("setting", ["expand_units", "split_units"])
+def test_a_pattern_that_fits_no_layer_is_refused_before_any_training(setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"{setting}: the pattern 'conv\*' matches no module"):
+        made(**{setting: {"conv*": 2}})

@@ -1,0 +1,218 @@
+"""RCL: old answers stay to the bit, the best trial is kept, and the controller learns from rewards."""
+
+from typing import Any
+
+import pytest
+import torch
+from methods.growth import HEADS, NETWORKS, answers, batch_of, consolidate, excluded, learn, network_of, shape_of
+
+from sgp.methods import Moment
+from sgp.methods.rcl import RCL, Controller, RCLSettings
+from sgp.networks import MLP
+
+
+def made(kind: str = "mlp", **settings: Any) -> RCL:
+    given: dict[str, Any] = {"trials": 2, "trial_epochs": 1, "most_units": 4}
+    return RCL(network_of(kind), RCLSettings(**(given | settings)), exclude=excluded(kind))
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_old_answers_do_not_change_by_one_bit(kind: str) -> None:
+    method, shape = made(kind), shape_of(kind)
+    before = []
+    for task in range(len(HEADS)):
+        learn(method, task, shape)
+        assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
+        consolidate(method, task, shape)
+        before.append(answers(method, task, shape))
+    assert method.now() != method.sizes["0"]
+    assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
+def test_a_method_goes_on_from_its_state_to_the_bit(kind: str) -> None:
+    whole, shape = made(kind), shape_of(kind)
+    for task in (0, 1):
+        learn(whole, task, shape)
+        consolidate(whole, task, shape)
+    resumed = made(kind)
+    resumed.load_state_dict(whole.state_dict())
+    resumed.network.load_state_dict(whole.network.state_dict())
+    for method in (whole, resumed):
+        learn(method, 2, shape)
+        consolidate(method, 2, shape)
+    assert resumed.now() == whole.now()
+    for task in range(3):
+        assert torch.equal(answers(resumed, task, shape), answers(whole, task, shape))
+    assert (resumed.capacity(), resumed.bytes()) == (whole.capacity(), whole.bytes())
+
+
+def test_a_task_moves_its_new_parts_and_its_head_alone() -> None:
+    method = made(trials=1, most_units=9)
+    learn(method, 0)
+    consolidate(method, 0)
+    before = {name: each.detach().clone() for name, each in method.network.named_parameters()}
+    learn(method, 1)
+    now = dict(method.network.named_parameters())
+    assert method.now()["hidden.0"] > 16
+    assert method.now()["hidden.1"] > 8
+    assert torch.equal(now["hidden.0.weight"][:16], before["hidden.0.weight"])
+    assert torch.equal(now["hidden.0.bias"][:16], before["hidden.0.bias"])
+    assert torch.equal(now["hidden.1.weight"][:8, :16], before["hidden.1.weight"])
+    assert torch.equal(now["heads.0.weight"][:, :8], before["heads.0.weight"])
+    assert not torch.equal(now["heads.1.weight"][:, :8], before["heads.1.weight"])
+
+
+@pytest.mark.parametrize("deep_units", ["learned", "as-drawn"])
+def test_published_weights_into_deep_units_stay_as_they_were_drawn(deep_units: Any) -> None:
+    method = made(trials=1, most_units=9, deep_units=deep_units)
+    learn(method, 0)
+    consolidate(method, 0)
+    learn(method, 1, steps=0)
+    drawn = {name: each.detach().clone() for name, each in method.network.named_parameters()}
+    assert method.now()["hidden.0"] > 16
+    assert method.now()["hidden.1"] > 8
+    optimizer = method.optimizer(0.1)
+    for _ in range(3):
+        method.step(batch_of(1), 1, Moment(0, 0.0, 0.0), optimizer)
+    now = dict(method.network.named_parameters())
+    assert not torch.equal(now["hidden.0.weight"][16:], drawn["hidden.0.weight"][16:])
+    assert not torch.equal(now["hidden.1.weight"][:8, 16:], drawn["hidden.1.weight"][:8, 16:])
+    assert torch.equal(now["hidden.1.weight"][8:], drawn["hidden.1.weight"][8:]) == (deep_units == "as-drawn")
+
+
+def test_the_trial_of_the_best_reward_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = made(trials=5, size_penalty=0.0)
+    learn(method, 0)
+    consolidate(method, 0)
+    accuracies, tried = iter([0.2, 0.4, 0.9, 0.9, 0.1]), []
+
+    def accuracy(*args: object) -> float:
+        tried.append((method.now(), {k: v.clone() for k, v in method.network.state_dict().items()}))
+        return next(accuracies)
+
+    monkeypatch.setattr(method, "_accuracy", accuracy)
+    learn(method, 1, steps=0)
+    assert len({tuple(sizes.values()) for sizes, _ in tried}) > 2
+    sizes, weights = tried[2]  # the first of the best
+    assert method.now() == sizes
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in method.network.state_dict().items())
+    # Each began where the task before had ended.
+    for _, weights in tried:
+        assert torch.equal(weights["hidden.1.weight"][:8, :16], tried[0][1]["hidden.1.weight"][:8, :16])
+
+
+def test_units_cost_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = made(trials=12, size_penalty=0.01)
+    learn(method, 0)
+    consolidate(method, 0)
+    tried = []
+
+    def accuracy(*args: object) -> float:
+        tried.append(sum(method.now().values()))
+        return 0.5
+
+    monkeypatch.setattr(method, "_accuracy", accuracy)
+    learn(method, 1, steps=0)
+    assert sum(method.now().values()) == min(tried) < max(tried)
+
+
+def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = made(trials=1, judged=0.25)
+    learn(method, 0)
+    consolidate(method, 0)
+    used = {}
+    monkeypatch.setattr(method, "_train", lambda examples, *rest: used.update(trained=examples))
+    monkeypatch.setattr(method, "_accuracy", lambda examples, size: used.update(judged=examples) or 0.5)
+    learn(method, 1, steps=0)
+    assert (len(used["trained"][1]), len(used["judged"][1])) == (9, 3)
+    together = torch.cat([used["judged"][0], used["trained"][0]])
+    assert len(together.unique(dim=0)) == 12
+
+
+def test_a_controller_learns_to_choose_what_is_rewarded() -> None:
+    torch.manual_seed(0)
+    controller = Controller([3, 3], RCLSettings(controller_units=20, controller_lr=0.02, value_lr=0.02))
+    wanted = torch.tensor([0, 2])
+    for _ in range(200):
+        choices = controller()
+        drawn = choices.sample()
+        controller.learn(choices, drawn, (drawn == wanted).float().mean().item())
+    probabilities = controller().probs
+    assert probabilities[0, 0] > 0.8
+    assert probabilities[1, 2] > 0.8
+    assert controller.value(controller.state).item() == pytest.approx(1, abs=0.3)
+
+
+def test_a_controller_never_chooses_more_than_a_layer_may_get() -> None:
+    torch.manual_seed(0)
+    controller = Controller([0, 5, 2], RCLSettings())
+    drawn = torch.stack([controller().sample() for _ in range(100)])
+    assert drawn.amax(dim=0).tolist() == [0, 5, 2]
+
+
+def test_the_most_units_may_be_given_by_layer() -> None:
+    method = made(trials=4, most_units={"hidden.1": 3})
+    learn(method, 0)
+    consolidate(method, 0)
+    learn(method, 1)
+    assert method.now()["hidden.0"] == 16
+    assert 8 <= method.now()["hidden.1"] <= 11
+
+
+def test_capacity_counts_body_and_heads_with_the_units_of_their_time() -> None:
+    method = made(trials=1)
+    base = sum(each.numel() for each in method.network.parameters())
+    assert method.capacity() == 100
+    learn(method, 0)
+    consolidate(method, 0)
+    assert method.capacity() == 100
+    learn(method, 1)
+    consolidate(method, 1)
+    one, two = method.now().values()
+    body = one * 12 + one + two * one + two
+    heads = (3 * 8 + 3) + (2 * two + 2) + (4 * 8 + 4)  # of its time, of now, as built
+    assert method.capacity() == pytest.approx(100 * (body + heads) / base)
+
+
+def test_tasks_that_share_a_head_have_a_copy_each_and_it_counts() -> None:
+    method = made("shared", trials=1)
+    base = sum(each.numel() for each in method.network.parameters())
+    for task in (0, 1):
+        learn(method, task)
+        consolidate(method, task)
+    one, two = method.now().values()
+    body = one * 12 + one + two * one + two
+    assert method.capacity() == pytest.approx(100 * (body + (4 * 8 + 4) + (4 * two + 4)) / base)
+    assert method.bytes() == {"of each task": 4 * ((4 * 8 + 4) + (4 * two + 4))}
+
+
+def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> None:
+    method = RCL(MLP((12,), (3, 2)), RCLSettings(), exclude=["heads.*"])
+    with pytest.raises(ValueError, match="rcl has nothing to grow in MLP: it has no hidden layer"):
+        learn(method, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("trials", 0, "trials must be at least 1, got 0"),
+        ("trial_epochs", 0, "trial_epochs must be at least 1, got 0"),
+        ("controller_units", 0, "controller_units must be at least 1, got 0"),
+        ("most_units", -1, "most_units must be at least 0, got -1"),
+        ("most_units", {"conv*": -2}, "most_units must be at least 0, got -2"),
+        ("size_penalty", -0.1, "size_penalty must be at least 0 and finite, got -0.1"),
+        ("l2", float("nan"), "l2 must be at least 0 and finite, got nan"),
+        ("controller_lr", 0.0, "controller_lr must be above 0 and finite, got 0.0"),
+        ("value_lr", float("inf"), "value_lr must be above 0 and finite, got inf"),
+        ("judged", 1.0, r"judged must be in \(0, 1\), got 1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RCLSettings(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_a_pattern_that_fits_no_layer_is_refused_before_any_training() -> None:
+    with pytest.raises(ValueError, match=r"most_units: the pattern 'cov\*' matches no module"):
+        made(most_units={"cov*": 2})

@@ -1,0 +1,184 @@
+"""Two real processes learn one memory."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import sgp
+from sgp.projection import storage
+
+# Few rows for the wide layer, many for the narrow one: both forms of a statistic; and tokens.
+SAMPLES = 23
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 6)
+        self.wide = nn.Linear(60, 5)
+        self.query, self.key = nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.wide(self.words(tokens).flatten(1)).tanh()
+        return self.query(x) * self.key(x)
+
+
+def data(task: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(task)
+    return TensorDataset(torch.randint(0, 20 + task, (SAMPLES, 10), generator=generator))
+
+
+def learner() -> tuple[Net, sgp.GradientMemory]:
+    torch.manual_seed(0)
+    model = Net()
+    return model, sgp.GradientMemory(model, threshold=0.95, alpha=3.0)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> None:
+    optimizer.zero_grad()
+    (model(inputs) - 1).square().mean().backward()
+    optimizer.step()
+
+
+def learn(model: nn.Module, memory: sgp.GradientMemory, loaders: list[Any], **options: Any) -> None:
+    """Two tasks with some training between them."""
+    wrapped = DistributedDataParallel(model) if dist.is_initialized() else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    memory.attach(optimizer)
+    memory.update(loaders[0], **options)
+    for task in range(3):  # all samples, so that every split of them has the same mean gradient
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        step(wrapped, optimizer, data(task).tensors[0][: SAMPLES // 2 * 2][rank::size])
+    memory.update(loaders[1], **options)
+
+
+def process(out: str, mode: str) -> None:
+    """What one of the processes does."""
+    dist.init_process_group("gloo")
+    model, memory = learner()
+    rank = dist.get_rank()
+    loaders = [
+        DataLoader(data(task), batch_size=4, sampler=DistributedSampler(data(task), shuffle=False)) for task in (0, 1)
+    ]
+    outcome: dict[str, Any] = {}
+    try:
+        if mode == "whole":
+            learn(model, memory, loaders)
+        elif mode == "few":
+            learn(model, memory, loaders, samples=7)
+        elif mode == "alone":
+            memory.update(loaders[0], distributed=False)
+        elif mode == "fails":
+            memory.update([data(0).tensors[0]] if rank == 0 else [])
+        elif mode == "settings":
+            memory.update(loaders[0], samples={"*": 5} if rank == 0 else {"nothing": 5})
+        elif mode == "shapes":  # one process sees no row of a layer
+            memory.update(loaders[0], samples=1)
+    except (ValueError, RuntimeError) as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+    outcome["digest"] = storage.digest(memory.state_dict())
+    outcome["tasks"] = memory.tasks
+    if mode in ("whole", "few"):
+        memory.save(Path(out) / f"{rank}.safetensors")
+        torch.save(model.state_dict(), Path(out) / f"{rank}.pt")
+    (Path(out) / f"{rank}.json").write_text(json.dumps(outcome))
+    dist.destroy_process_group()
+
+
+def processes(out: Path, mode: str) -> list[dict[str, Any]]:
+    """Run two; what each of them left."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = [sys.executable, "-W", "ignore", __file__, str(out), mode]
+        running.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for each in running:
+        _, errors = each.communicate(timeout=300)
+        assert each.returncode == 0, errors
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def projectors(path: Path) -> dict[str, Tensor]:
+    """What a saved memory blocks in each layer, as matrices."""
+    _, memory = learner()
+    memory.load(path)
+    found = {}
+    for name, bases in memory.subspaces.items():
+        eye = torch.eye(bases.dimension).unsqueeze(0)
+        left = eye.clone()
+        if name == "words":
+            bases.take_away(eye, None, left, None)
+        else:  # the last input is the constant of the bias
+            bases.take_away(eye[..., :-1], eye[..., -1], left[..., :-1], left[..., -1])
+        found[name] = eye - left
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*can hardly learn")
+@pytest.mark.parametrize("mode", ["whole", "few"])
+def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path) -> None:
+    outcomes = processes(tmp_path, mode)
+    assert outcomes[0]["digest"] == outcomes[1]["digest"]
+    model, memory = learner()
+    options = {"samples": 7} if mode == "few" else {}
+    learn(model, memory, [[data(task).tensors] for task in (0, 1)], **options)
+    memory.save(tmp_path / "single.safetensors")
+    together, single = projectors(tmp_path / "0.safetensors"), projectors(tmp_path / "single.safetensors")
+    assert together.keys() == single.keys()
+    for name, projector in single.items():
+        torch.testing.assert_close(together[name], projector, atol=1e-5, rtol=0)
+    weights = torch.load(tmp_path / "0.pt", weights_only=True)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_failure_in_one_is_raised_in_all_and_nothing_changes(tmp_path: Path) -> None:
+    ours, theirs = processes(tmp_path, "fails")
+    assert theirs["error"].startswith("ValueError: the loader gave no batch")
+    assert ours["error"].startswith(
+        "RuntimeError: process 1 failed, and the memory is as it was: ValueError: the loader"
+    )
+    assert (ours["tasks"], theirs["tasks"]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["settings", "shapes", "alone"])
+def test_other_roads_end_alike_on_all_processes(mode: str, tmp_path: Path) -> None:
+    ours, theirs = processes(tmp_path, mode)
+    if mode == "settings":
+        assert "nothing" in ours["error"]
+        assert "nothing" in theirs["error"]
+    elif mode == "shapes":
+        assert ours["digest"] == theirs["digest"]
+        assert ours["tasks"] == 1
+    else:  # each has its own shard's
+        assert ours["digest"] != theirs["digest"]
+
+
+if __name__ == "__main__":
+    process(sys.argv[1], sys.argv[2])
