@@ -18,10 +18,10 @@ help:
 	@echo "make bench   speed and memory, side by side"
 	@echo "make clean   remove .venv, caches and builds"
 
-demo: .venv/.with-benchmarks
+demo: .venv/.demo
 	$(BIN)/sgp demo
 
-test: .venv/.with-benchmarks lint
+test: .venv/.all lint
 	$(TEST)
 
 check: .venv/.core lint
@@ -32,7 +32,7 @@ lint: .venv/.core
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .venv/.core
+bench: .venv/.all
 	$(BIN)/python -m bench --out results/bench.json
 
 clean:
@@ -48,6 +48,10 @@ clean:
 	$(PIP) --editable ".[dev]"
 	@touch $@
 
-.venv/.with-benchmarks: .venv/.core
-	$(PIP) --editable ".[dev,benchmarks,tensorboard,report]"
+.venv/.demo: .venv/.core
+	$(PIP) --editable ".[dev,benchmarks,report]"
+	@touch $@
+
+.venv/.all: .venv/.demo
+	$(PIP) --editable ".[all]"
 	@touch $@
