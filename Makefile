@@ -9,13 +9,14 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .DEFAULT_GOAL := help
 # pip and the tools that it installs must not run at once in one .venv.
 .NOTPARALLEL:
-.PHONY: help demo test check lint bench clean
+.PHONY: help demo test check lint bench docs clean
 
 help:
 	@echo "make demo    learn ten tasks in a row with finetuning, GPM and SGP (about a minute)"
 	@echo "make test    lint, types and all tests"
 	@echo "make check   lint, types and the fast tests, on the core alone"
 	@echo "make bench   speed and memory, side by side"
+	@echo "make docs    the documentation as a site: build/docs/index.html"
 	@echo "make clean   remove .venv, caches and builds"
 
 demo: .venv/.demo
@@ -35,6 +36,10 @@ lint: .venv/.core
 bench: .venv/.all
 	$(BIN)/python -m bench --out results/bench.json
 
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open build/docs/index.html"
+
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -46,6 +51,10 @@ clean:
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(PIP) torch
 	$(PIP) --editable ".[dev]"
+	@touch $@
+
+.venv/.docs: .venv/.core
+	$(PIP) --editable ".[dev,docs]"
 	@touch $@
 
 .venv/.demo: .venv/.core

@@ -1,23 +1,39 @@
 """The demo in small: its table, its words, and that the memory does what it is for."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
 from sgp.demo import Demo, Outcome, run
+from sgp.runs.config import as_command
+from sgp.runs.folder import RunFolder
 
 SMALL = Demo(seeds=1, tasks=2, epochs=3)
 
 
 @pytest.fixture(scope="module")
-def outcomes_and_output() -> tuple[dict[str, list[Outcome]], str]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo") / "here"
+
+
+@pytest.fixture(scope="module")
+def outcomes_and_output(place: Path) -> tuple[dict[str, list[Outcome]], str]:
     console = Console(record=True, width=200)
-    outcomes = run(console, SMALL)
+    outcomes = run(console, replace(SMALL, out=place))
     return outcomes, console.export_text()
+
+
+@pytest.fixture
+def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the extra were not installed: drawing takes longer than learning here."""
+    monkeypatch.setattr("sgp.report.find_spec", lambda name: None)
 
 
 def test_the_table_has_a_row_for_each_method(
@@ -36,9 +52,42 @@ def test_the_table_has_a_row_for_each_method(
 def test_it_says_what_is_seen_and_what_to_do_next(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str],
 ) -> None:
-    *_, seen, following = outcomes_and_output[1].strip().splitlines()
+    *_, seen, following, page = outcomes_and_output[1].strip().splitlines()
     assert seen.startswith("Seen: ")
     assert following.startswith("Next: ")
+    assert page.startswith(("Page: ", "Runs: "))
+
+
+def test_it_ends_with_a_page_of_all_runs(
+    outcomes_and_output: tuple[dict[str, list[Outcome]], str], place: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="of the extra 'report'")
+    pytest.importorskip("jinja2", reason="of the extra 'report'")
+    *_, last = outcomes_and_output[1].strip().splitlines()
+    page = place / "report" / "index.html"
+    assert last == f"Page: {page}"
+    text = page.read_text(encoding="utf-8")
+    for method in ("finetune", "gpm", "sgp"):
+        config = RunFolder(place / "runs" / f"digits-{method}-paper-seed0").config()
+        assert as_command(config) in text
+
+
+@pytest.mark.usefixtures("without_page")
+def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    run(console, Demo(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
+    *_, last = console.export_text().strip().splitlines()
+    assert "a report needs matplotlib and Jinja2" in last
+    assert str(tmp_path / "here" / "runs") in last
+
+
+@pytest.mark.usefixtures("without_page")
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here-2").write_text("taken")
+    run(Console(quiet=True), Demo(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
+    assert list((tmp_path / "here").iterdir()) == []
+    assert (tmp_path / "here-3" / "runs").is_dir()
 
 
 def test_sgp_forgets_less_than_finetuning(
@@ -61,17 +110,19 @@ def test_only_methods_with_a_memory_fill_one(
     assert 0 < gpm.free < sgp.free < 1
 
 
-def test_infinite_alpha_makes_sgp_gpm_exactly() -> None:
-    outcomes = run(Console(quiet=True), Demo(seeds=1, tasks=2, epochs=1, alpha=math.inf))
+@pytest.mark.usefixtures("without_page")
+def test_infinite_alpha_makes_sgp_gpm_exactly(tmp_path: Path) -> None:
+    outcomes = run(Console(quiet=True), Demo(seeds=1, tasks=2, epochs=1, alpha=math.inf, out=tmp_path / "here"))
     (gpm,), (sgp,) = outcomes["GPM"], outcomes["SGP"]
     assert (gpm.acc, gpm.bwt, gpm.free) == (sgp.acc, sgp.bwt, sgp.free)
 
 
+@pytest.mark.usefixtures("without_page")
 def test_it_repeats_itself_and_leaves_threads_and_random_state_alone(
-    outcomes_and_output: tuple[dict[str, list[Outcome]], str],
+    outcomes_and_output: tuple[dict[str, list[Outcome]], str], tmp_path: Path
 ) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    outcomes = run(Console(quiet=True), SMALL)
+    outcomes = run(Console(quiet=True), replace(SMALL, out=tmp_path / "here"))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
     for method, (outcome,) in outcomes_and_output[0].items():

@@ -19,7 +19,16 @@ from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, has_recipe, numbers, rows
 from sgp.runs.config import Config, configure
 
-OURS = ("digits", "split-cifar100", "cifar100-superclass", "split-miniimagenet", "permuted-mnist", "five-datasets")
+OURS = (
+    "digits",
+    "split-cifar100",
+    "cifar100-superclass",
+    "split-miniimagenet",
+    "permuted-mnist",
+    "five-datasets",
+    "clinc150",
+    "fivetext",
+)
 OUR_METHODS = tuple(METHODS)
 ROOM = files(sgp.paper)
 FILES = [(folder, entry) for folder in ("benchmarks", "methods", "rows") for entry in ROOM.joinpath(folder).iterdir()]
@@ -30,6 +39,8 @@ INPUTS = {
     "split-miniimagenet": ((3, 84, 84), [5] * 20),
     "permuted-mnist": ((784,), [10]),
     "five-datasets": ((3, 32, 32), [10] * 5),
+    "clinc150": ((32,), [15] * 10),
+    "fivetext": ((32,), [14, 2, 77, 2, 6]),
 }
 
 # Tables 1 and 2, whole, with what the text adds of SGP on Superclass. BWT is a fraction there.

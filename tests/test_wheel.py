@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,9 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "sgp/py.typed" in names
     assert {name.split("/")[0] for name in names} == {"sgp", f"sgp_torch-{sgp.__version__}.dist-info"}
     source = REPOSITORY / "src"
-    wanted = {str(path.relative_to(source)) for form in ("*.py", "*.yaml") for path in source.rglob(form)}
+    wanted = {
+        str(path.relative_to(source)) for form in ("*.py", "*.yaml", "templates/*") for path in source.rglob(form)
+    }
     assert "sgp/paper/rows/split-cifar100.sgp.yaml" in wanted
     assert wanted <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
@@ -77,7 +80,10 @@ def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> No
     pytest.importorskip("sklearn")
     output = call(*(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path)
     assert all(method in output for method in ("finetuning", "GPM", "SGP"))
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["sgp-demo"]
+    if find_spec("matplotlib") and find_spec("jinja2"):
+        # The page's template is data of the package.
+        assert (tmp_path / "sgp-demo/report/index.html").stat().st_size > 100_000
 
 
 def test_a_benchmark_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:

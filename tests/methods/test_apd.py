@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import SGD, Adam
 
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
@@ -36,7 +37,7 @@ def learn(method: APD, head: int, batch: Batch, *, steps: int = 5, lr: float = 0
     """A task in the way of the loop."""
     torch.manual_seed(head)
     method.begin(head, [batch])
-    optimizer = method.optimizer(lr)
+    optimizer = method.optimizer(SGD, lr)
     method.network.train()
     for _ in range(steps):
         for group in optimizer.param_groups:
@@ -83,7 +84,7 @@ def test_a_step_descends_the_objective(tasks: int, tau_start: str, penalty: str)
     trained = [each for each in method.trained.parameters() if each.requires_grad]
     gradients = torch.autograd.grad(objective(method, batch, 2), trained, allow_unused=True)
     before = [each.detach().clone() for each in trained]
-    method.step(batch, 2, START, method.optimizer(0.1))
+    method.step(batch, 2, START, method.optimizer(SGD, 0.1))
     shrunk = {id(tau) for tau in method._tau} if penalty == "proximal" else set()
     for now, was, gradient in zip(trained, before, gradients, strict=True):
         expected = was if gradient is None else was - 0.1 * gradient
@@ -173,7 +174,7 @@ def test_capacity_counts_what_is_not_zero() -> None:
     total = 12 * 16 + 16 + 16 * 8 + 8 + (8 + 1) * sum(CLASSES)
     shared, own = 12 * 16 + 16 * 8, 16 + 8
     method.begin(0, [batch_of(0)])
-    method.step(batch_of(0), 0, START, method.optimizer(1e-9))
+    method.step(batch_of(0), 0, START, method.optimizer(SGD, 1e-9))
     with torch.no_grad():
         method._tau[0].zero_()[0, :5] = 1.0
     method.consolidate([], lambda batch: batch[0])
@@ -238,7 +239,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(preset: str, tmp_path: P
 def test_the_rate_decays_by_epoch() -> None:
     method = made(lr_decay=0.5)
     method.begin(0, [batch_of(0)])
-    optimizer = method.optimizer(0.4)
+    optimizer = method.optimizer(SGD, 0.4)
     method.step(batch_of(0), 0, Moment(2, 0.0, 0.0), optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
 
@@ -263,7 +264,7 @@ def test_settings_out_of_range_are_refused_by_name(name: str, value: Any) -> Non
 
 def test_shrinking_needs_plain_steps() -> None:
     with pytest.raises(ValueError, match="penalty=proximal goes with optimizer=sgd"):
-        APDSettings(optimizer="adam")
+        made().optimizer(Adam, 0.1)
 
 
 def test_learning_goes_down_the_loss() -> None:

@@ -38,7 +38,7 @@ def batches(task: int) -> list[Batch]:
 def train(method: FSDGPM, task: int, *, epochs: int = 2, lr: float = 0.05) -> torch.optim.Optimizer:
     """Train as the loop does, up to consolidation."""
     method.begin(task, batches(task))
-    optimizer = method.optimizer(lr)
+    optimizer = method.optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     for epoch in range(epochs):
         for batch in batches(task):

@@ -338,6 +338,16 @@ def test_padding_does_not_count() -> None:
     )
 
 
+def test_positions_that_all_sentences_share_count_if_one_of_them_has_them() -> None:
+    # BERT looks its positions up once for the whole batch, whose first sentence may be the shortest.
+    torch.manual_seed(0)
+    batch = padded(text(0))
+    batch["attention_mask"][0, 2:] = 0
+    memory = sgp.GradientMemory(bert(), threshold=1.0)
+    memory.update([batch])
+    assert sorted(memory.subspaces["embeddings.position_embeddings"].tokens.tolist()) == [0, 1, 2, 3, 4]
+
+
 def test_a_mask_of_ones_own_says_what_counts() -> None:
     torch.manual_seed(0)
     model = bert()

@@ -9,6 +9,7 @@ from sgp.benchmarks import (
     permuted_mnist,
     split_cifar100,
     superclass,
+    texts,
 )
 from sgp.benchmarks.benchmark import Benchmark, GameBenchmark
 from sgp.registry import Registry
@@ -20,6 +21,8 @@ BENCHMARKS.add("cifar100-superclass", superclass.BENCHMARK)
 BENCHMARKS.add("split-miniimagenet", miniimagenet.BENCHMARK)
 BENCHMARKS.add("permuted-mnist", permuted_mnist.BENCHMARK)
 BENCHMARKS.add("five-datasets", five_datasets.BENCHMARK)
+BENCHMARKS.add("clinc150", texts.CLINC150_BENCHMARK)
+BENCHMARKS.add("fivetext", texts.FIVETEXT_BENCHMARK)
 BENCHMARKS.add("atari", atari.BENCHMARK)
 BENCHMARKS.add("minatar", minatar.BENCHMARK)
 

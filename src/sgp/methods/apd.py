@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.optim import SGD, Adam, Optimizer
+from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch
 from sgp.methods.supervised import Moment, Supervised
@@ -39,8 +39,6 @@ class APDSettings:
     penalty: Literal["proximal", "subgradient"] = "proximal"
     """How |tau|_1 is descended: tau shrinks towards 0 after each step and stays there, or by its sign in the gradient,
     which gives no zeros but small numbers."""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """What trains a task; adam as published."""
     lr_decay: float = 1.0
     """What the learning rate is multiplied by after each epoch, beside the schedule; in (0, 1]."""
     group_every: int = 5
@@ -65,8 +63,6 @@ class APDSettings:
             raise ValueError(f"group_every must be at least 0, got {self.group_every}")
         if self.group_centroids < 1:
             raise ValueError(f"group_centroids must be at least 1, got {self.group_centroids}")
-        if self.penalty == "proximal" and self.optimizer == "adam":
-            raise ValueError("penalty=proximal goes with optimizer=sgd: Adam steps each element at a rate of its own")
 
 
 class Decomposed:
@@ -191,9 +187,10 @@ class APD(Supervised[APDSettings]):
         # Who estimates them runs the network with sigma alone; those that training gathers are of the task.
         return True
 
-    def optimizer(self, lr: float) -> Optimizer:
-        kind = Adam if self.settings.optimizer == "adam" else SGD
-        return kind(self.trained.parameters(), lr=lr)
+    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        if self.settings.penalty == "proximal" and kind is not SGD:
+            raise ValueError("penalty=proximal goes with optimizer=sgd: Adam steps each element at a rate of its own")
+        return super().optimizer(kind, lr)
 
     @torch.no_grad()
     def begin(self, head: int, batches: Iterable[Batch]) -> None:

@@ -123,7 +123,11 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         self._soft = {name: torch.ones_like(space.importance) for name, space in self.memory.subspaces.items()}
         self._weigh()
 
-    def optimizer(self, lr: float) -> Optimizer:
+    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        if self.settings.momentum == 0:
+            return super().optimizer(kind, lr)
+        if kind is not SGD:
+            raise ValueError(f"momentum goes with optimizer=sgd; set momentum=0, got {self.settings.momentum}")
         return SGD(self.network.parameters(), lr=lr, momentum=self.settings.momentum)
 
     def attach(self, optimizer: Optimizer) -> None:

@@ -144,9 +144,15 @@ class GPM(Method[GPMSettings]):
                 batches,
                 samples=self.settings.memory_samples,
                 forward=log_likelihood,
+                mask=self._mask,
                 # After a resume the training steps were those of another process.
                 allow_unattached=True,
             )
+
+    def _mask(self, batch: Batch) -> Tensor | None:
+        """Padding does not count, if the network knows of any."""
+        mask = getattr(self.network, "token_mask", None)
+        return None if mask is None else mask(batch[0])
 
     def state_dict(self) -> dict[str, Any]:
         return self.memory.state_dict()

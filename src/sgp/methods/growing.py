@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, S
 from sgp.methods.supervised import Moment, Supervised
@@ -84,6 +84,11 @@ class Growing(Supervised[S]):
         """Units that each layer had at the end of the task before."""
         return list(self.sizes.values())[-1]
 
+    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        if kind is not SGD:
+            raise ValueError(f"{self.name} trains parts of the network on the side, with SGD: set optimizer=sgd")
+        return super().optimizer(kind, lr)
+
     def attach(self, optimizer: Optimizer) -> None:
         # The loop tells its rate here alone; what is trained on the side has the same.
         self._lr = optimizer.param_groups[0]["lr"]
@@ -119,7 +124,7 @@ class Growing(Supervised[S]):
     def _train(self, examples: Batch, size: int, epochs: int) -> None:
         """Train on the side, by the steps and at the first rate of the loop."""
         inputs, labels = examples
-        optimizer = self.optimizer(self._lr)
+        optimizer = self.optimizer(SGD, self._lr)
         with self._only_what_moves():
             for epoch in range(epochs):
                 lots = lots_of(torch.randperm(len(labels)), size)

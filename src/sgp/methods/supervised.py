@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Method, S
 
@@ -48,9 +48,10 @@ class Supervised(Method[S]):
         parameters of the method beside it. The best or averaged weights of a task are restored in all of it."""
         return self.network
 
-    def optimizer(self, lr: float) -> Optimizer:
-        """What trains a task, made anew for each after `begin`. A checkpoint has its state."""
-        return SGD(self.trained.parameters(), lr=lr)
+    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        """What trains a task, made anew for each after `begin`, of the kind that was asked for. A checkpoint has its
+        state."""
+        return kind(self.trained.parameters(), lr=lr)
 
     def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         """What a training step descends."""

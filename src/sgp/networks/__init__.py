@@ -9,12 +9,13 @@ from torch import nn
 from sgp.networks.actor_critic import ATARI, MINATAR, SMALL_ATARI, ActorCritic, TrunkShape
 from sgp.networks.alexnet import AlexNet
 from sgp.networks.lenet import LeNet
+from sgp.networks.minilm import MiniLM
 from sgp.networks.mlp import MLP
 from sgp.networks.resnet18 import ResNet18
 from sgp.networks.shape import refuse_other_shapes
 from sgp.registry import Registry
 
-__all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "Network", "ResNet18"]
+__all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "MiniLM", "Network", "ResNet18"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ for _network in (
     Network("mlp", "perceptron with two hidden layers of 100, for inputs of any shape", mlp, ("bias",)),
     Network("alexnet", "three convolutions and two linear layers, for 32x32 images", AlexNet, ("statistics",)),
     Network("lenet", "two convolutions and two linear layers, for 32x32 images", LeNet),
+    Network("minilm", "all-MiniLM-L6-v2, a pretrained sentence encoder, for token ids", MiniLM),
     Network("resnet18", "ResNet-18 from 20 filters up, for 84x84 or 32x32 images", ResNet18, ("statistics",)),
     Network("actor-critic", "the paper's agent for Atari", _agent("actor-critic", ATARI)),
     Network("small-actor-critic", "agent for Atari, ten times smaller", _agent("small-actor-critic", SMALL_ATARI)),

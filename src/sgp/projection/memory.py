@@ -155,7 +155,8 @@ class GradientMemory:
         task, is fine, and costs nothing before the first update.
 
         Args:
-            optimizer: holds parameters of the model; groups may be added later.
+            optimizer: holds parameters of the model; groups may be added later. Where a trainer has put a wrapper
+                around it (Accelerate, Lightning), the one inside is taken.
             road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step; ``"applied"``
                 always projects what was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
                 tries the input side of every linear layer, also where it can gain nothing, and refuses an optimizer
@@ -171,6 +172,7 @@ class GradientMemory:
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        optimizer = _bare(optimizer)
         _one_of("road", road, ROADS)
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
@@ -560,6 +562,16 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     """Compiled and data-parallel models are wrappers; names, hooks and weights are those of the module inside."""
     inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
     return _unwrapped(inside) if isinstance(inside, nn.Module) else model
+
+
+def _bare(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside a wrapper that only passes steps on: such a one was never set up as an optimizer itself.
+
+    One that was (Lookahead, say) may change weights in its own step, and has hooks around it.
+    """
+    inside = getattr(optimizer, "optimizer", None)
+    has_hooks = "_optimizer_step_pre_hooks" in vars(optimizer)
+    return _bare(inside) if isinstance(inside, Optimizer) and not has_hooks else optimizer
 
 
 def _one_of(name: str, value: object, choices: Iterable[object]) -> None:

@@ -209,9 +209,12 @@ class _Collector:
     def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
         layer_type = _type_of(module)
         wanted = self._wanted(guard, tensor)
+        mask = self._mask
+        if mask is not None and tensor.shape[0] == 1:  # of all samples, such as the numbers of their positions
+            mask = mask.any(0, keepdim=True)
         tensor = tensor[:wanted]
-        if self._mask is not None:
-            tensor = layer_type.unpadded(tensor, self._mask[:wanted].to(tensor.device))
+        if mask is not None:
+            tensor = layer_type.unpadded(tensor, mask[:wanted].to(tensor.device))
         step = max(1, BYTES_PER_CHUNK // max(1, layer_type.rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):
             try:

@@ -22,7 +22,7 @@ from sgp.runs.games import PPO, GameConfig
 
 @dataclass(frozen=True)
 class Training:
-    """How each task is learned: plain SGD on the cross-entropy of the task's own head."""
+    """How each task is learned, on the cross-entropy of the task's own head."""
 
     epochs: int = 200
     """The most passes over a task's training data."""
@@ -32,9 +32,11 @@ class Training:
     """Examples per step of an evaluation; with BatchNorm on batch statistics the accuracy depends on it."""
     lr: float = 0.05
     """Learning rate at the start of each task."""
-    schedule: Literal["patience", "constant", "cosine"] = "patience"
-    """patience: divide the rate when the validation loss stalls, keep the best weights. constant and cosine: keep
-    the last ones; cosine ends at 0."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Of torch, plain, made anew for each task; adamw has torch's weight decay of 0.01."""
+    schedule: Literal["patience", "constant", "cosine", "linear"] = "patience"
+    """patience: divide the rate when the validation loss stalls, keep the best weights. The others keep the last
+    ones; cosine and linear end at 0."""
     lr_min: float = 5e-5
     """patience: a rate below this ends the task."""
     lr_factor: float = 2.0
@@ -58,7 +60,7 @@ class Training:
         if not 0 <= self.average < 1:
             raise ValueError(f"average must be in [0, 1), got {self.average}")
         if self.average and self.schedule == "patience":
-            raise ValueError("average goes with schedule=constant or cosine: the best weights are no mean")
+            raise ValueError("average goes with schedule=constant, cosine or linear: the best weights are no mean")
 
 
 @dataclass(frozen=True)

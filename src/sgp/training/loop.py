@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
@@ -33,6 +33,7 @@ from sgp.training.seeds import generator_for, seed_for
 from sgp.training.statistics import estimate_statistics
 
 EMPTY: Mapping[str, Any] = {}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 # Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
 STATISTICS_EXAMPLES = 1024
 
@@ -88,10 +89,12 @@ class Learner:
         """The network, with what the method may train beside it."""
         return self.method.trained if isinstance(self.method, Supervised) else self.network
 
-    def _optimizer(self, lr: float) -> Optimizer:
+    def _optimizer(self) -> Optimizer:
+        training = self.config.training
+        kind = OPTIMIZERS[training.optimizer]
         if isinstance(self.method, Supervised):
-            return self.method.optimizer(lr)
-        return SGD(self.network.parameters(), lr=lr)
+            return self.method.optimizer(kind, training.lr)
+        return kind(self.network.parameters(), lr=training.lr)
 
     def learn(
         self,
@@ -119,7 +122,7 @@ class Learner:
             with self._timed("begin"), self._seeded("begin", position):
                 for task in tasks:
                     self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
-        optimizer = self._optimizer(training.lr)
+        optimizer = self._optimizer()
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
         average = WeightAverage(self.trained, training.average) if training.average else None

@@ -64,6 +64,14 @@ class Cosine(Schedule):
 
 
 @dataclass
+class Linear(Schedule):
+    """From the full rate to 0 in a straight line; the last weights are kept."""
+
+    def rate(self, progress: float) -> float:
+        return self.training.lr * (1 - (self.epochs + progress) / self.training.epochs)
+
+
+@dataclass
 class Patience(Schedule):
     """The published early stopping: the rate is divided each time the validation loss has not improved for a while.
 
@@ -98,4 +106,9 @@ class Patience(Schedule):
         return super().done or self.lr < min(self.training.lr, self.training.lr_min)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "cosine": Cosine, "patience": Patience}
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "linear": Linear,
+    "patience": Patience,
+}

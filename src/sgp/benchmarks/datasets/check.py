@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn
+from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn, texts
 from sgp.benchmarks.datasets.images import DataError, ImageSet, MissingData
 
-READERS: dict[str, Callable[[Path], ImageSet]] = {
+READERS: dict[str, Callable[[Path], ImageSet | str]] = {
     cifar.CIFAR100.name: lambda directory: cifar.read(directory, cifar.CIFAR100),
     cifar.CIFAR10.name: lambda directory: cifar.read(directory, cifar.CIFAR10),
     miniimagenet.NAME: miniimagenet.decode,
@@ -18,6 +18,9 @@ READERS: dict[str, Callable[[Path], ImageSet]] = {
     idx.FASHION.name: lambda directory: idx.read(directory, idx.FASHION),
     svhn.NAME: svhn.read,
     notmnist.NAME: notmnist.decode,
+    # Of texts, what is there in a sentence.
+    texts.CLINC150: texts.describe_clinc150,
+    texts.FIVETEXT: texts.describe_fivetext,
 }
 
 
@@ -46,10 +49,11 @@ def check(directory: Path) -> list[Report]:
 def check_one(name: str, directory: Path) -> Report:
     """A report on one data set."""
     try:
-        images = READERS[name](directory)
+        found = READERS[name](directory)
     except MissingData as error:
         return Report(name, "missing", str(error))
     except DataError as error:
         return Report(name, "damaged", str(error))
-    detail = f"{len(images.train)} training and {len(images.test)} test images of {len(images.classes)} classes"
-    return Report(name, "complete", detail)
+    if isinstance(found, ImageSet):
+        found = f"{len(found.train)} training and {len(found.test)} test images of {len(found.classes)} classes"
+    return Report(name, "complete", found)

@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn
+from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn, texts
 from sgp.benchmarks.datasets.check import READERS, Report, check_one
 from sgp.benchmarks.datasets.extra import need
 from sgp.benchmarks.datasets.images import DamagedData, DataError
@@ -81,6 +81,8 @@ REMOTES = {
 }
 BY_HAND = {
     miniimagenet.NAME: f"miniImageNet may not be handed on, nor fetched: lay it out as {miniimagenet.LAYOUTS}",
+    texts.CLINC150: "CLINC150 has no file with a published checksum: put data_full.json and domains.json in clinc150/",
+    texts.FIVETEXT: "fivetext is one file of ours, fivetext.json: put it in the folder",
     notmnist.NAME: f"notMNIST has no home with a checksum to fetch it from: lay it out as {notmnist.LAYOUTS}",
 }
 

@@ -1,0 +1,59 @@
+"""Pages of the site that lie elsewhere in the repository, and links that work there, on GitHub and in the site.
+
+A page in docs/ links to a file of the repository by its relative path. In the site such a link leads to the page made of
+that file; where there is none, only its text stays.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+# File of the repository -> page of the site that it is.
+ELSEWHERE = {"results/README.md": "results.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """A folder in the navigation is its index.md and the pages that this links to, in that order."""
+    config.nav = _expanded(config.nav)
+
+
+def _expanded(entry: Any) -> Any:
+    if isinstance(entry, list):
+        return [_expanded(each) for each in entry]
+    if isinstance(entry, dict):
+        return {title: _expanded(each) for title, each in entry.items()}
+    if not entry.endswith("/"):
+        return entry
+    index = (ROOT / "docs" / entry / "index.md").read_text(encoding="utf-8")
+    pages = [target for _, target, _ in LINK.findall(index) if "/" not in target]
+    return [entry + page for page in dict.fromkeys(["index.md", *pages])]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages from elsewhere."""
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links between files of the repository become links between pages."""
+    sources = {page: source for source, page in ELSEWHERE.items()}
+    uri = page.file.src_uri
+    folder = posixpath.dirname(sources.get(uri, f"docs/{uri}"))
+
+    def replaced(link: re.Match[str]) -> str:
+        text, target, anchor = link.groups()
+        path = posixpath.normpath(posixpath.join(folder, target))
+        there = ELSEWHERE.get(path) or path.removeprefix("docs/")
+        if files.get_file_from_path(there) is not None:
+            return f"[{text}]({posixpath.relpath(there, posixpath.dirname(uri) or '.')}{anchor or ''})"
+        return text if (ROOT / path).exists() else link[0]
+
+    return LINK.sub(replaced, markdown)

@@ -1,0 +1,129 @@
+"""Figures as files for papers, and as SVG inside the page, which follows its colours and tells its values."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from xml.etree import ElementTree
+
+from sgp.report import palette
+from sgp.report.plots import Figure
+
+WIDTH = 4.0
+STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "axes.edgecolor": palette.MUTED.light,
+    "axes.labelcolor": palette.MUTED.light,
+    "axes.linewidth": 0.6,
+    # What is behind shows through, on the page too.
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": palette.GRID.light,
+    "grid.linewidth": 0.6,
+    "xtick.color": palette.MUTED.light,
+    "ytick.color": palette.MUTED.light,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "text.color": palette.INK.light,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 1.6,
+    # What a user named is no formula.
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "savefig.dpi": 200,
+}
+SVG = "http://www.w3.org/2000/svg"
+LEGEND_COLUMNS = 4
+# By suffix, with what keeps the date out of the file.
+FORMATS: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
+
+
+def draw(figure: Figure) -> dict[str, bytes]:
+    """The figure in each format, by the name's suffix; `svg` is for the page."""
+    import matplotlib
+    from matplotlib.figure import Figure as Canvas
+
+    style: Any = STYLE | {"svg.hashsalt": figure.name}
+    with matplotlib.rc_context(style), _quiet():
+        canvas = Canvas(figsize=(WIDTH, figure.drawing.height), layout="constrained")
+        axes = canvas.add_subplot()
+        tips = figure.drawing.draw(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        if len(handles) > 1 or labels == ["paper"]:
+            longest = max(map(len, labels))
+            columns = max(1, min(LEGEND_COLUMNS, len(labels), 54 // (longest + 5)))
+            rows = -(-len(labels) // columns)
+            canvas.set_figheight(figure.drawing.height + 0.18 * rows)
+            canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
+        # Once for all formats: most of the time goes into it.
+        canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")
+        files = {}
+        for kind, about in FORMATS.items():
+            target = io.BytesIO()
+            canvas.savefig(target, format=kind, metadata=about, facecolor="none" if kind == "svg" else "white")
+            files[kind] = target.getvalue()
+    files["svg"] = _for_page(files["svg"], figure.name, tips)
+    return files
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # A name may have signs that the font lacks; the page shows them all the same.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
+        yield
+
+
+def _for_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
+    """An SVG to stand inside a page: no header, colours of the page, ids of its own, a title for each value."""
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ElementTree.fromstring(svg)
+    for child in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(child)
+    for attribute in ("width", "height"):
+        del root.attrib[attribute]
+    # The figure around it has a name and its values as a table.
+    root.set("aria-hidden", "true")
+    groups = {element.get("id"): element for element in root.iter(f"{{{SVG}}}g")}
+    for gid, texts in tips.items():
+        for mark, text in zip(_marks(groups.get(gid)), texts, strict=True):
+            mark.set("class", "mark")
+            ElementTree.SubElement(mark, f"{{{SVG}}}title").text = text
+    for element in root.iter():
+        for attribute, value in element.attrib.items():
+            if attribute == "id":
+                element.set(attribute, f"{name}-{value}")
+            elif attribute in ("style", "clip-path") or attribute.endswith("href"):
+                element.set(attribute, _own(value, name))
+    return ElementTree.tostring(root)
+
+
+def _own(value: str, name: str) -> str:
+    """References to ids of this figure, and colours of the page."""
+    value = re.sub(r"(url\(#|^#(?=[a-z]\w{8}))", rf"\g<1>{name}-", value)
+    for number, colour in enumerate(palette.EVERY):
+        value = value.replace(colour.light, f"var(--c{number})")
+    return value
+
+
+def _marks(group: ElementTree.Element | None) -> list[ElementTree.Element]:
+    """The elements of a group that stand for single values: markers of a line, or the one patch."""
+    if group is None:
+        return []
+    uses = list(group.iter(f"{{{SVG}}}use"))
+    return uses or list(group.iter(f"{{{SVG}}}path"))[-1:]

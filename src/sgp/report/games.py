@@ -1,0 +1,136 @@
+"""Runs on games: scores over the whole run, the accumulated normalised reward, and what a wrong Adam does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean, stdev
+
+from sgp import paper
+from sgp.report import palette, words
+from sgp.report.collect import Run
+from sgp.report.groups import Group
+from sgp.report.plots import Figure, Lines, Series
+from sgp.report.tables import Cell, Column, Table, name_of
+from sgp.training.display import span
+
+Point = tuple[float, float]
+# The optimizer setting that shows how projected gradients fail under Adam.
+FAILS = "adam-on-projected"
+
+
+def reward(run: Run) -> float | None:
+    """The accumulated normalised reward after all games: the number of games for an agent that has kept them all."""
+    value = run.tasks[-1]["accumulated"]
+    return None if value is None else float(value)
+
+
+def rewards(group: Group) -> list[float]:
+    """Of each run; empty if the scale of a game is not known."""
+    found = [reward(run) for run in group.runs]
+    return [value for value in found if value is not None]
+
+
+def results(benchmark: str, groups: Sequence[Group]) -> Table:
+    """What was kept of each game after all of them."""
+    games = max((each.first.names for each in groups), key=len)
+    columns = [Column("Method", numeric=False), Column("Accumulated reward"), *(Column(name) for name in games)]
+    columns += [Column("Runs"), Column("Time"), Column("Extra memory")]
+    rows = []
+    for each in groups:
+        link, known = each.anchor, rewards(each)
+        row = [name_of(each), Cell(words.spread(known, 2), mean(known), link) if known else Cell()]
+        for game in games:
+            scores = [run.tasks[-1]["scores"][run.names.index(game)] for run in each.runs if game in run.names]
+            row.append(Cell(words.spread(scores, 1), mean(scores), link) if scores else Cell())
+        row += [Cell(each.repeats, len(each.runs), link)]
+        row += [Cell(span(each.seconds), each.seconds, link)]
+        row += [Cell(words.size(each.extra_bytes), each.extra_bytes, link)]
+        rows.append(row)
+    note = (
+        "Scores of each game after all games; accumulated reward is the sum of normalised scores, one a game at best."
+    )
+    quoted = paper.table("quoted", benchmark).get("reward", {})
+    if quoted:
+        told = " and ".join(
+            f"{100 * (ratio - 1):.0f} % more than {words.method(name)}" for name, ratio in quoted.items()
+        )
+        note += f" The paper says that SGP accumulates {told}; it gives no other numbers."
+    return Table(f"results-{benchmark}", f"{words.benchmark(benchmark)}: results", columns, rows, note, benchmark)
+
+
+def figures(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
+    """Curves over the whole run."""
+    usual = [each for each in groups if each.first.settings.get("optimizer") != FAILS]
+    yield from _curves(benchmark, usual, names)
+    yield from _adam(benchmark, groups)
+
+
+def _curves(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
+    if not groups:
+        return
+    title = words.benchmark(benchmark)
+    games = max((each.first.names for each in groups), key=len)
+    for number, game in enumerate(games):
+        series = [_series(each, names[each.number], lambda run, number=number: _scores(run, number)) for each in groups]  # type: ignore[misc]
+        yield Figure(
+            f"{benchmark}-reward-{number + 1}",
+            f"Game {number + 1}: {game}",
+            Lines([each for each in series if len(each.xs)], "million steps", "score", digits=1),
+            f"{title}: mean score on {game}, from when it was first trained to the end of the run.",
+            "Scores of each game",
+            benchmark,
+        )
+    whole = [_series(each, names[each.number], _accumulated) for each in groups]
+    whole = [each for each in whole if len(each.xs)]
+    if whole:
+        yield Figure(
+            f"{benchmark}-accumulated",
+            "Accumulated normalised reward",
+            Lines(whole, "million steps", "sum of normalised scores", digits=2),
+            f"{title}: an agent that learns and keeps all games rises to {len(games)}; one that forgets stays about 1.",
+            "Accumulated reward",
+            benchmark,
+        )
+
+
+def _scores(run: Run, game: int) -> list[Point]:
+    return [(each["step"], each["scores"][game]) for each in run.evaluations if len(each["scores"]) > game]
+
+
+def _accumulated(run: Run) -> list[Point]:
+    return [(each["step"], each["accumulated"]) for each in run.evaluations if each["accumulated"] is not None]
+
+
+def _series(each: Group, label: str, points: Callable[[Run], list[Point]], *, line: str = "-") -> Series:
+    """The mean over the runs at steps that all of them have."""
+    found = [dict(points(run)) for run in each.runs]
+    steps = sorted(set.intersection(*(set(one) for one in found)))
+    columns = [[one[step] for one in found] for step in steps]
+    colour, marker = palette.of_method(each.method)
+    deviations = [stdev(values) for values in columns] if len(found) > 1 else []
+    return Series(label, [step / 1e6 for step in steps], [mean(v) for v in columns], colour, marker, deviations, line)
+
+
+def _adam(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
+    """Projected gradients given to Adam, beside Adam's step projected: the appendix's failure."""
+    for each in groups:
+        if each.first.settings.get("optimizer") != FAILS:
+            continue
+        right = [other for other in groups if other.method == each.method and other.scope == each.scope]
+        right = [other for other in right if other.first.settings.get("optimizer") != FAILS]
+        series = []
+        for group, name, line in [
+            (each, "gradient projected, then Adam", ":"),
+            *((g, "Adam-GP", "-") for g in right[:1]),
+        ]:
+            one = _series(group, f"{words.method(group.method)}: {name}", lambda run: _scores(run, 0), line=line)
+            series.append(one)
+        yield Figure(
+            f"{benchmark}-adam-{each.number}",
+            f"What Adam does to projected gradients: {words.method(each.method)}",
+            Lines(series, "million steps", f"score on {each.first.names[0]}", digits=1),
+            f"{words.benchmark(benchmark)}: score on the first game. Adam scales each weight's step by itself, so what "
+            "comes of a projected gradient leaves the protected space again, and the game is forgotten.",
+            "The failure of Adam",
+            benchmark,
+        )

@@ -1,0 +1,104 @@
+"""``sgp report``: where the page lies, what was left out, and what is wrong in one line."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
+pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
+
+from report.written import falling, written
+
+from sgp.cli import main
+from sgp.runs.config import configure
+
+OWN = """
+from sgp.methods import METHODS
+from sgp.methods.finetune import Finetune
+
+
+class Mine(Finetune):
+    name = "mine"
+
+
+if "mine" not in METHODS:
+    METHODS.add("mine", Mine)
+"""
+
+
+def run(name: str, method: str = "gpm", *, end: bool = True) -> Path:
+    config = configure("digits", method, tasks=2, threads=1)
+    return written(Path(name), config, falling(2), end=end, told=False)
+
+
+@pytest.fixture
+def with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="of the extra 'report'")
+    pytest.importorskip("jinja2", reason="of the extra 'report'")
+    # Drawing takes its time, and has tests of its own.
+    monkeypatch.setattr("sgp.report.write.draw", lambda _: {"pdf": b"pdf", "png": b"png", "svg": b"<svg></svg>"})
+
+
+@pytest.mark.usefixtures("with_extra")
+def test_it_says_where_the_page_lies_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    run("runs/one")
+    run("runs/half", "sgp", end=False)
+    assert main(["report", "runs"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].startswith("1 run, ")
+    assert captured.out.splitlines()[-1].endswith(f": {Path('report/index.html')}")
+    assert "half is left out: not finished" in captured.err
+    assert Path("report/index.html").is_file()
+
+
+@pytest.mark.usefixtures("with_extra")
+def test_another_folder_is_written_to_and_a_foreign_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run("runs/one")
+    assert main(["report", "runs/one", "--out", "here"]) == 0
+    assert Path("here/index.html").is_file()
+    assert main(["report", "runs/one", "--out", "runs"]) == 1
+    error = capsys.readouterr().err
+    assert error == "sgp report: runs is there already and is no report: choose another folder with --out\n"
+
+
+@pytest.mark.usefixtures("with_extra")
+def test_without_a_run_there_is_an_error_and_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    assert main(["report", "empty", "nowhere"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "sgp report: there is no finished run to report:\n"
+        "  empty: there is no run in it\n"
+        "  nowhere: there is no such folder\n"
+    )
+    assert not Path("report").exists()
+
+
+@pytest.mark.usefixtures("with_extra")
+def test_a_method_of_the_users_own_stands_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(OWN)
+    run("runs/one")
+    config = Path("runs/mine/config.yaml")
+    run("runs/mine", "finetune")
+    config.write_text(config.read_text().replace("method: finetune", "method: mine"))
+    assert main(["report", "runs", "--import", "mine.py"]) == 0
+    assert "2 runs, " in capsys.readouterr().out
+    assert ">mine<" in Path("report/index.html").read_text(encoding="utf-8")
+
+
+def test_without_the_extra_one_line_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgp.report.find_spec", lambda name: None)
+    run("runs/one")
+    assert main(["report", "runs"]) == 2
+    error = capsys.readouterr().err
+    assert error == 'sgp report: a report needs matplotlib and Jinja2: pip install "sgp-torch[report]"\n'
+
+
+def test_nothing_to_report_gets_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["report"])
+    assert end.value.code == 0
+    assert "sgp report" in capsys.readouterr().out

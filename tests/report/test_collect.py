@@ -1,0 +1,90 @@
+"""Which runs are in a report, and what is said of the others."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
+
+from report.written import digits, falling, games, written
+
+from sgp.report.collect import collect
+from sgp.runs.config import configure
+
+
+def test_a_folder_of_runs_gives_them_all(tmp_path: Path) -> None:
+    digits(tmp_path / "some", "gpm")
+    digits(tmp_path / "some" / "deeper", "sgp")
+    found = collect([tmp_path])
+    assert {run.config.method for run in found.runs} == {"gpm", "sgp"}
+    assert found.left_out == []
+
+
+def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    path = digits(tmp_path, "gpm")
+    found = collect([path, tmp_path, path])
+    assert len(found.runs) == 1
+    assert found.left_out == []
+
+
+def test_a_copy_of_a_run_is_left_out_by_name(tmp_path: Path) -> None:
+    digits(tmp_path, "gpm", name="a")
+    written(tmp_path / "b", configure("digits", "gpm", threads=2), falling(10))
+    found = collect([tmp_path])
+    assert [run.name for run in found.runs] == ["a"]
+    (left,) = found.left_out
+    assert left.path == tmp_path / "b"
+    assert "the same run as" in left.reason
+
+
+def test_an_unfinished_run_is_left_out_with_how_far_it_is(tmp_path: Path) -> None:
+    written(tmp_path / "half", configure("digits", "gpm", threads=1), falling(4), end=False)
+    written(tmp_path / "fresh", configure("digits", "sgp", threads=1), [], end=False)
+    found = collect([tmp_path])
+    assert found.runs == []
+    assert {left.path.name: left.reason.partition(";")[0] for left in found.left_out} == {
+        "half": "not finished: 4 tasks learned so far",
+        "fresh": "not finished: no task learned yet",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("metrics.jsonl", "nothing\n", "damaged in line 1"),
+        ("metrics.jsonl", '{"event": "task"}\n{"event": "end"}\n', "metrics are damaged"),
+        ("metrics.jsonl", '{"event": "task", "name": 3, "accuracies": [1]}\n{"event": "end"}\n', "metrics are damaged"),
+        ("config.yaml", "method: [", "cannot be read"),
+        ("config.yaml", "benchmark: digits\nmethod: nobody\n", "nobody"),
+    ],
+)
+def test_a_damaged_run_is_left_out_and_the_others_stay(tmp_path: Path, name: str, content: str, reason: str) -> None:
+    digits(tmp_path, "gpm")
+    bad = digits(tmp_path, "sgp")
+    (bad / name).write_text(content)
+    found = collect([tmp_path])
+    assert [run.config.method for run in found.runs] == ["gpm"]
+    (left,) = found.left_out
+    assert left.path == bad
+    assert reason in left.reason
+
+
+def test_an_accuracy_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    config = configure("digits", "gpm", threads=1)
+    written(tmp_path / "run", config, [[80.0], [80.0, float("nan")]])
+    assert collect([tmp_path]).runs == []
+
+
+def test_places_without_runs_are_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    found = collect([tmp_path / "empty", tmp_path / "nowhere"])
+    assert [left.reason for left in found.left_out] == ["there is no run in it", "there is no such folder"]
+
+
+def test_a_run_on_games_is_read_too(tmp_path: Path) -> None:
+    games(tmp_path, "sgp")
+    (run,) = collect([tmp_path]).runs
+    assert run.is_game
+    assert run.names == ["breakout", "freeway"]
+    assert [len(each["scores"]) for each in run.evaluations] == [1, 1, 1, 2, 2, 2]
+    assert run.seconds == 180

@@ -1,0 +1,210 @@
+"""Figures of what runs contain, and nothing else; drawn in every format, with a title for each value."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
+pytest.importorskip("matplotlib", reason="of the extra 'report'")
+
+from report.written import digits, falling, games, written
+
+from sgp.report import palette
+from sgp.report.collect import collect
+from sgp.report.draw import SVG, draw
+from sgp.report.figures import all_figures
+from sgp.report.groups import group
+from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
+from sgp.runs.config import configure
+
+
+def figures_of(place: Path) -> dict[str, Figure]:
+    return {figure.name: figure for figure in all_figures(group(collect([place]).runs))}
+
+
+def lines(figure: Figure) -> Lines:
+    assert isinstance(figure.drawing, Lines)
+    return figure.drawing
+
+
+def test_accuracies_of_each_task_when_learned_and_in_the_end(tmp_path: Path) -> None:
+    digits(tmp_path, "sgp", 0, start=80)
+    digits(tmp_path, "sgp", 1, start=90)
+    digits(tmp_path, "gpm", start=70)
+    found = figures_of(tmp_path)
+    learned = {series.label: series for series in lines(found["digits-learned"]).series}
+    kept = {series.label: series for series in lines(found["digits-kept"]).series}
+    assert list(learned["SGP"].ys) == [85.0] * 10
+    assert learned["SGP"].deviations == pytest.approx([50**0.5] * 10)
+    assert list(kept["SGP"].ys) == [85.0 - 9 + task for task in range(10)]
+    assert learned["GPM"].deviations == []
+    assert learned["SGP"].colour == palette.of_method("sgp")[0] != learned["GPM"].colour
+
+
+def test_stability_against_plasticity(tmp_path: Path) -> None:
+    digits(tmp_path, "sgp", start=80)
+    digits(tmp_path, "finetune", start=95)
+    points = {series.label: series for series in lines(figures_of(tmp_path)["digits-stability"]).series}
+    assert (points["Finetuning"].xs, points["Finetuning"].ys) == ([95.0], [-5.0])
+
+
+def test_time_and_memory_are_relative_to_gpm_with_the_papers_marks(tmp_path: Path) -> None:
+    written(tmp_path / "a", configure("split-cifar100", "gpm", threads=1), falling(10), seconds=100, extra=1000)
+    written(tmp_path / "b", configure("split-cifar100", "sgp", threads=1), falling(10), seconds=150, extra=1500)
+    found = figures_of(tmp_path)
+    for name, published in (("time", 1.16), ("memory", 1.001)):
+        drawing = found[f"split-cifar100-{name}"].drawing
+        assert isinstance(drawing, Bars)
+        assert [(bar.label, bar.value) for bar in drawing.bars] == [("GPM", 1.0), ("SGP", 1.5)]
+        assert drawing.bars[1].published == published
+
+
+def test_a_partial_run_has_no_mark_of_the_papers(tmp_path: Path) -> None:
+    for method in ("gpm", "sgp"):
+        written(tmp_path / method, configure("split-cifar100", method, threads=1, epochs=5), falling(10))
+    drawing = figures_of(tmp_path)["split-cifar100-time"].drawing
+    assert isinstance(drawing, Bars)
+    assert all(bar.published is None for bar in drawing.bars)
+
+
+def test_acc_against_alpha_with_gpm_across(tmp_path: Path) -> None:
+    for alpha, start in ((1.0, 80), (5.0, 82), (25.0, 70)):
+        digits(tmp_path, "sgp", start=start, alpha=alpha, name=f"alpha{alpha}")
+    digits(tmp_path, "gpm", start=60)
+    drawing = lines(figures_of(tmp_path)["digits-alpha"])
+    (series,) = drawing.series
+    assert (list(series.xs), series.ys) == ([1.0, 5.0, 25.0], pytest.approx([75.5, 77.5, 65.5]))
+    assert drawing.levels[0][:2] == ("GPM (alpha ∞)", 55.5)
+
+
+def test_one_alpha_is_no_study(tmp_path: Path) -> None:
+    digits(tmp_path, "sgp")
+    assert "digits-alpha" not in figures_of(tmp_path)
+
+
+def test_inside_of_a_run_matrix_free_capacity_importances_and_singular_values(tmp_path: Path) -> None:
+    digits(tmp_path, "sgp", tasks=8)
+    found = figures_of(tmp_path)
+    heat = found["digits-sgp-1-matrix"].drawing
+    assert isinstance(heat, Heat)
+    assert [len(row) for row in heat.matrix] == list(range(1, 9))
+    (free,) = lines(found["digits-sgp-1-free"]).series
+    assert free.ys == pytest.approx([90 - 10 * task for task in range(8)])
+    importances = lines(found["digits-sgp-1-importances-1"])
+    assert [series.label for series in importances.series] == [f"after task {task}" for task in (1, 2, 4, 5, 7, 8)]
+    assert "8 of 11 bases (73 %) are fully blocked" in found["digits-sgp-1-importances-1"].caption
+    assert lines(found["digits-sgp-1-singular-1"]).log_y
+
+
+def test_only_what_the_runs_contain_is_drawn(tmp_path: Path) -> None:
+    written(tmp_path / "old", configure("digits", "sgp", threads=1), falling(10), told=False)
+    assert not any("importances" in name or "singular" in name for name in figures_of(tmp_path))
+    written(tmp_path / "m" / "joint", configure("digits", "multitask", threads=1), falling(10, 90, 0.0))
+    assert set(figures_of(tmp_path / "m")) == {"digits-learned", "digits-kept"}
+
+
+def test_games_have_curves_the_accumulated_reward_and_the_failure_of_adam(tmp_path: Path) -> None:
+    games(tmp_path, "sgp", 0)
+    games(tmp_path, "sgp", 1)
+    games(tmp_path, "finetune")
+    games(tmp_path, "sgp", 0, level=0.2, optimizer="adam-on-projected")
+    found = figures_of(tmp_path)
+    assert {"minatar-reward-1", "minatar-reward-2", "minatar-accumulated"} <= set(found)
+    first = {series.label: series for series in lines(found["minatar-reward-1"]).series}
+    assert len(first) == 2
+    (sgp,) = [series for label, series in first.items() if label.startswith("SGP")]
+    assert list(sgp.xs) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    second = lines(found["minatar-reward-2"]).series[0]
+    assert list(second.xs) == [2.0, 3.0, 4.0]  # from when it was first trained
+    (adam,) = [figure for name, figure in found.items() if "adam" in name]
+    assert [series.label for series in lines(adam).series] == ["SGP: gradient projected, then Adam", "SGP: Adam-GP"]
+
+
+COLOUR = palette.BLUE
+KINDS = [
+    Lines([Series("a", [1, 2, 3], [4.0, 5.0, 6.0], COLOUR), Series("b", [1], [2.0], COLOUR, line="")], "x", "y"),
+    Lines([Series("a", [1, 10], [0.1, 1.0], COLOUR, deviations=[0.01, 0.1])], "x", "y", log_x=True, log_y=True),
+    Bars([Bar("a", 1.0, COLOUR, 0.5, 1.2), Bar("b", 2.0, COLOUR)], "x", 2, 1.0),
+    Heat([[1.0], [2.0, 3.0]], ["one", "two"], (0.0, 100.0)),
+    Heat([[50.0] * (task + 1) for task in range(13)], [f"task {task + 1}" for task in range(13)], (50.0, 50.0)),
+]
+
+
+@pytest.mark.parametrize("drawing", KINDS, ids=lambda drawing: type(drawing).__name__)
+def test_a_figure_is_drawn_in_every_format_with_a_title_for_each_value(drawing: Lines | Bars | Heat) -> None:
+    files = draw(Figure("name", "title", drawing))
+    assert files["pdf"].startswith(b"%PDF")
+    assert files["png"].startswith(b"\x89PNG")
+    root = ElementTree.fromstring(files["svg"])
+    titles = [element.text for element in root.iter(f"{{{SVG}}}title")]
+    values = sum(1 for row in drawing.values() for value in row[1:] if value) if isinstance(drawing, Heat) else None
+    expected = values if values is not None else len(drawing.values())
+    assert len(titles) == expected
+    assert len(set(titles)) == expected
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert all(name is not None and name.startswith("name-") for name in ids)
+    # What is referred to is there, under its new name.
+    text = files["svg"].decode()
+    assert set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text)) <= set(ids)
+
+
+def test_no_formula_is_left_unread() -> None:
+    root = ElementTree.fromstring(draw(Figure("name", "title", KINDS[1]))["svg"])
+    ticks = [element.text for element in root.iter(f"{{{SVG}}}text")]
+    assert {"1", "10", "0.1"} <= set(ticks)
+    assert not any("$" in (text or "") for text in ticks)
+
+
+def test_colours_follow_the_page() -> None:
+    text = draw(Figure("name", "title", KINDS[0]))["svg"].decode()
+    assert f"var(--c{palette.EVERY.index(COLOUR)})" in text
+    assert COLOUR.light not in text
+    assert "#ffffff" not in text
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "$x^{", "a & b", "名前", "#0b62a8", "]]>", "--><!--"])
+def test_names_are_drawn_as_they_are(name: str) -> None:
+    files = draw(
+        Figure("name", "title", Lines([Series(name, [1], [1.0], COLOUR), Series("b", [1], [2.0], COLOUR)], "x", "y"))
+    )
+    root = ElementTree.fromstring(files["svg"])
+    assert name in [element.text for element in root.iter(f"{{{SVG}}}text")]
+    assert not list(root.iter(f"{{{SVG}}}script"))
+    assert "<script" not in files["svg"].decode()
+
+
+def test_a_figure_is_the_same_each_time() -> None:
+    one, other = (draw(Figure("name", "title", KINDS[0])) for _ in range(2))
+    assert one == other
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    from sgp.methods import METHODS
+
+    looks = [palette.of_method(name) for name in METHODS]
+    assert len(set(looks)) == len(looks)
+    assert palette.of_method("somebody's own") == palette.of_method("somebody's own")
+
+
+def contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("colour", [each for each in palette.EVERY if each not in (palette.GRID, palette.PAGE)])
+def test_colours_stand_out_from_the_page(colour: palette.Colour) -> None:
+    assert contrast(colour.light, palette.PAGE.light) >= 3
+    assert contrast(colour.dark, palette.PAGE.dark) >= 3
+
+
+@pytest.mark.parametrize("colour", [palette.INK, palette.MUTED, palette.BLUE, palette.GREEN, palette.ORANGE])
+def test_colours_of_text_are_readable(colour: palette.Colour) -> None:
+    assert contrast(colour.light, palette.PAGE.light) >= 4.5
+    assert contrast(colour.dark, palette.PAGE.dark) >= 4.5

@@ -1,0 +1,86 @@
+"""Folders of runs as runs leave them, without the runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sgp.runs.config import AnyConfig, configure
+from sgp.runs.folder import RunFolder
+
+
+def bases(count: int, task: int) -> dict[str, Any]:
+    curve = [[position, round(1 / position, 4)] for position in range(1, count + 1)]
+    return {"count": count, "of": 16, "blocked": task + 1, "importances": curve, "singular values": curve}
+
+
+def written(
+    path: Path,
+    config: AnyConfig,
+    rows: Sequence[Sequence[float]],
+    *,
+    names: Sequence[str] = (),
+    seconds: float = 60.0,
+    extra: int = 2**20,
+    end: bool = True,
+    told: bool = True,
+) -> Path:
+    """A run with these accuracies. told: whether the metrics have what older versions did not write down."""
+    with RunFolder.begin(path, config, resume=False) as folder:
+        for task, row in enumerate(rows):
+            folder.log("epoch", task=task, epoch=1, seconds={"train": seconds / len(rows)})
+            more: dict[str, Any] = {}
+            if told:
+                more["data"] = {"inputs": [3, 8, 8], "classes": 5, "train": 1200, "validation": 60, "test": 100}
+                more["bases"] = {"fc1": bases(4 + task, task)} if config.method in ("gpm", "sgp") else {}
+            folder.log(
+                "task",
+                task=task,
+                name=names[task] if names else f"task number {task}",
+                accuracies=list(row),
+                free={"fc1": 0.9 - 0.1 * task} if config.method in ("gpm", "sgp") else {},
+                capacity=2000.0 if config.method == "stl" else 100.0,
+                bytes={"network": 2**22, "bases": extra},
+                seconds={},
+                **more,
+            )
+        if end:
+            folder.log("end", acc=1.0)
+    return path
+
+
+def falling(tasks: int, start: float = 80.0, loss: float = 1.0) -> list[list[float]]:
+    """Accuracies of tasks that are learned alike and lose as much with every task that follows."""
+    return [[start - loss * (after - task) for task in range(after + 1)] for after in range(tasks)]
+
+
+def digits(place: Path, method: str, seed: int = 0, *, start: float = 80.0, name: str = "", **settings: Any) -> Path:
+    """A run on digits."""
+    config = configure("digits", method, seed=seed, threads=1, **settings)
+    tasks = settings.get("tasks", 10)
+    given = "".join(f"-{key}{value}" for key, value in settings.items())
+    return written(place / (name or f"{method}-{seed}{given}"), config, falling(tasks, start))
+
+
+def games(place: Path, method: str, seed: int = 0, *, level: float = 1.0, **settings: Any) -> Path:
+    """A run of two small games, evaluated three times in each."""
+    config = configure("minatar", method, seed=seed, threads=1, games="breakout,freeway", **settings)
+    path = place / f"minatar-{method}-{seed}-{len(settings)}"
+    with RunFolder.begin(path, config, resume=False) as folder:
+        for game, name in enumerate(("breakout", "freeway")):
+            more = {"name": name, "free": {}, "capacity": 100.0, "bytes": {"network": 9, "bases": 3}}
+            for update in range(3):
+                scores = [10.0 * level * (update + 1)] * (game + 1)
+                normalised = [score / 30 for score in scores]
+                folder.log(
+                    "game" if update == 2 else "evaluation",
+                    task=game,
+                    update=update,
+                    step=1_000_000 * (2 * game + update),
+                    scores=scores,
+                    normalised=normalised,
+                    accumulated=sum(normalised),
+                    seconds={"play": 30.0},
+                    **(more if update == 2 else {}),
+                )
+        folder.log("end")
+    return path
