@@ -1,7 +1,9 @@
 """The Python blocks of a page run as they stand, from top to bottom, in one namespace."""
 
 import re
+import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```python title=\"(.+?)\"\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -40,3 +43,21 @@ def test_the_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         # Blank lines before it make a traceback point into the page.
         line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], str(path), "exec"), module.__dict__)
+
+
+@pytest.mark.slow
+def test_the_files_of_a_benchmark_and_a_method_of_ones_own_run_by_the_commands_beside_them(tmp_path: Path) -> None:
+    for module in ("tyro", "yaml"):
+        pytest.importorskip(module, reason="the command needs it; of the extra 'benchmarks'")
+    text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    for name, content in FILE.findall(text):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    commands = re.findall(r"^sgp (.+ --import .+)$", text, flags=re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        ran = subprocess.run([sys.executable, "-m", "sgp", *shlex.split(command)], cwd=tmp_path, timeout=300)
+        assert ran.returncode == 0
+    assert sorted(path.name for path in tmp_path.glob("runs/*")) == [
+        "wheels-finetune-paper-seed0",
+        "wheels-near-paper-seed0",
+    ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sgp import paper
+from sgp.benchmarks import BENCHMARKS
 from sgp.methods import METHODS, Joint
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +59,11 @@ def test_every_method_has_a_page_and_a_row_in_the_table_of_methods() -> None:
         assert keeps_data == ("all at once" if joint else "yes" if METHODS[name].keeps_data else "no"), name
 
 
+def test_every_benchmark_has_a_row_with_its_network_in_the_table_of_benchmarks() -> None:
+    rows = re.findall(r"^\| `(.+?)` \| .+ \| `(.+?)` \| .+ \|$", (ROOT / "docs/benchmarks.md").read_text(), re.M)
+    assert dict(rows) == {name: BENCHMARKS[name].network for name in BENCHMARKS}
+
+
 def test_the_papers_figures_on_the_pages_of_methods_are_its_own() -> None:
     pytest.importorskip("yaml", reason="the paper's numbers are YAML files; of the extra 'benchmarks'")
     names = {
@@ -76,8 +82,9 @@ def test_the_papers_figures_on_the_pages_of_methods_are_its_own() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):
+    for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", text):
             path = page.parent / target if target else page
             assert path.exists(), f"{page.name}: {target}"
             if anchor:

@@ -10,11 +10,14 @@ from sgp.methods.der import DER
 from sgp.methods.er import ER
 from sgp.methods.ewc import EWC
 from sgp.methods.finetune import Finetune
+from sgp.methods.frozen import Frozen
 from sgp.methods.fs_dgpm import FSDGPM
 from sgp.methods.gpm import GPM
 from sgp.methods.hat import HAT
+from sgp.methods.lora import LoRA
 from sgp.methods.method import Batch, Method, NoSettings
 from sgp.methods.multitask import Multitask
+from sgp.methods.osf import OSF
 from sgp.methods.owm import OWM
 from sgp.methods.pnn import PNN
 from sgp.methods.rcl import RCL
@@ -45,5 +48,8 @@ METHODS.add("trgp", TRGP)
 METHODS.add("fs-dgpm", FSDGPM)
 METHODS.add("pnn", PNN)
 METHODS.add("apd", APD)
+METHODS.add("frozen", Frozen)
+METHODS.add("lora", LoRA)
+METHODS.add("osf", OSF)
 
 __all__ = ["METHODS", "Batch", "Joint", "Method", "Moment", "NoSettings", "Supervised"]

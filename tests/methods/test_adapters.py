@@ -1,0 +1,100 @@
+"""Adapters of PEFT, and the frozen network: the network's own weights stay."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("peft", reason="LoRA and OSF are PEFT's")
+pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+
+from training.small import run, run_with_stops, small, trace
+
+from sgp.methods import METHODS
+from sgp.methods.lora import LoRASettings
+from sgp.methods.osf import OSFSettings
+from sgp.networks import MLP, ResNet18
+
+SPLIT: dict[str, Any] = {"kind": "split", "epochs": 3}
+
+
+def test_the_frozen_network_changes_in_its_heads_alone(tmp_path: Path) -> None:
+    learner = run(tmp_path / "run", small("frozen", **SPLIT))
+    first = run(tmp_path / "first", small("frozen", **SPLIT, tasks=1))
+    mine, theirs = learner.network.state_dict(), first.network.state_dict()
+    body = [name for name in mine if not name.startswith("heads.")]
+    assert body
+    assert all(torch.equal(mine[name], theirs[name]) for name in body)
+    assert not torch.equal(mine["heads.1.weight"], theirs["heads.0.weight"])
+    # No row falls: heads are all that is learned.
+    rows = learner.accuracies
+    assert all(row[0] == rows[0][0] for row in rows)
+
+
+def test_a_network_without_heads_cannot_be_frozen() -> None:
+    with pytest.raises(ValueError, match="heads alone"):
+        METHODS["frozen"](nn.Sequential(nn.Linear(3, 2)), None, exclude=())
+
+
+def test_lora_trains_its_factors_and_heads_and_leaves_the_weights(tmp_path: Path) -> None:
+    learner = run(tmp_path / "run", small("lora", **SPLIT))
+    trained = {name for name, p in learner.network.named_parameters() if p.requires_grad}
+    assert trained
+    assert all(".lora_" in name or name.startswith("heads.") for name in trained)
+    fresh = run(tmp_path / "fresh", small("lora", **SPLIT, tasks=1, lr=1e-12))
+    weights = {name: p for name, p in learner.network.named_parameters() if name.endswith("base_layer.weight")}
+    assert weights
+    for name, weight in weights.items():
+        assert torch.equal(weight, fresh.network.get_parameter(name))
+    factors = [p for name, p in learner.network.named_parameters() if ".lora_B." in name]
+    assert all(p.abs().sum() > 0 for p in factors)
+
+
+def test_osf_keeps_the_strongest_directions_of_each_weight(tmp_path: Path) -> None:
+    start = run(tmp_path / "start", small("osf", **SPLIT, tasks=1, lr=1e-12))
+    learner = run(tmp_path / "run", small("osf", **SPLIT, tasks=1))
+    for each in (start, learner):
+        each.method._fold()  # type: ignore[attr-defined]
+    for name in start.method.targets:  # type: ignore[attr-defined]
+        before = start.network.get_submodule(name).weight.detach()
+        change = learner.network.get_submodule(name).weight.detach() - before
+        left, _, right = torch.linalg.svd(before, full_matrices=False)
+        kept = min(before.shape) // 2
+        assert change.norm() > 0.01
+        assert float((left[:, :kept].mT @ change @ right[:kept].mT).norm() / change.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("method", ["frozen", "lora", "osf"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
+    config = small(method, **SPLIT)
+    run(tmp_path / "whole", config)
+    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 1))
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
+
+
+def test_osf_refuses_a_network_without_linear_layers() -> None:
+    with pytest.raises(ValueError, match="osf adapts layers of type Linear, and ResNet18 has none"):
+        METHODS["osf"](ResNet18(heads=(2, 2)), OSFSettings(), exclude=["heads.*"])
+    METHODS["lora"](ResNet18(heads=(2, 2)), LoRASettings(), exclude=["heads.*"])
+
+
+def test_without_peft_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(ImportError, match=r"sgp-torch\[transformers\]"):
+        METHODS["lora"](MLP((4, 4), (2, 2)), LoRASettings(), exclude=["heads.*"])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: LoRASettings(lora_rank=0), "lora_rank"),
+        (lambda: LoRASettings(lora_scale=0), "lora_scale"),
+        (lambda: OSFSettings(preserved=1.0), "preserved"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(make: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        make()
