@@ -46,7 +46,7 @@ def learn(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,), *, st
     batch = batch_of(head, shape)
     torch.manual_seed(head)
     method.begin(head, [batch])
-    optimizer = method.optimizer(0.1 if len(shape) == 1 else 0.01)
+    optimizer = method.optimizer(torch.optim.SGD, 0.1 if len(shape) == 1 else 0.01)
     method.attach(optimizer)
     method.network.train()
     for step in range(steps):

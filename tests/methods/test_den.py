@@ -35,7 +35,7 @@ def after_first_task(**settings: Any) -> DEN:
 def test_the_first_task_decays_and_shrinks_its_weights() -> None:
     method, batch = made(l1=0.003, l2=0.1), batch_of(0)
     method.begin(0, [batch])
-    optimizer = method.optimizer(0.1)
+    optimizer = method.optimizer(torch.optim.SGD, 0.1)
     method.attach(optimizer)
     before = weights_of(method)
     gradients = torch.autograd.grad(
@@ -106,7 +106,7 @@ def test_retraining_moves_weights_between_selected_units_and_the_head_alone() ->
         "hidden.0": torch.arange(16) < 5,
         "hidden.1": torch.arange(8) % 2 == 0,
     }
-    optimizer = method.optimizer(0.5)
+    optimizer = method.optimizer(torch.optim.SGD, 0.5)
     method.attach(optimizer)
     before = weights_of(method)
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_retraining_moves_weights_between_selected_units_and_the_head_alone() ->
 def test_drift_is_held_by_the_weights_of_the_task_before() -> None:
     method = after_first_task(drift=0.7)
     learn(method, 1, steps=0)
-    batch, optimizer = batch_of(1), method.optimizer(0.1)
+    batch, optimizer = batch_of(1), method.optimizer(torch.optim.SGD, 0.1)
     method.attach(optimizer)
     anchor = method.network.hidden[0].weight.detach().clone()
     with torch.no_grad():
@@ -299,7 +299,7 @@ def test_a_method_goes_on_from_its_state_to_the_bit_inside_a_task(kind: str) -> 
     resumed.load_state_dict(whole.state_dict())
     resumed.network.load_state_dict(whole.network.state_dict())
     for method in (whole, resumed):
-        optimizer = method.optimizer(0.1)
+        optimizer = method.optimizer(torch.optim.SGD, 0.1)
         method.attach(optimizer)
         torch.manual_seed(5)
         method.network.train()

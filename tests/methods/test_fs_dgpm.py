@@ -374,7 +374,7 @@ def test_momentum_and_clipping_are_those_of_torch() -> None:
     method, twin = made(momentum=0.9, clip=0.05, sharpness_lr=0.0), mlp()
     other = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
     method.begin(0, batches(0))
-    optimizer = method.optimizer(0.05)
+    optimizer = method.optimizer(torch.optim.SGD, 0.05)
     method.attach(optimizer)
     for inputs, labels in batches(0):
         other.zero_grad()
@@ -398,7 +398,7 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
     resumed.trained.load_state_dict(stopped.trained.state_dict())
-    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.optimizer(0.05)
+    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.optimizer(torch.optim.SGD, 0.05)
     resumed.attach(optimizers[1])
     restore_optimizer(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):

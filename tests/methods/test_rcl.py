@@ -72,7 +72,7 @@ def test_published_weights_into_deep_units_stay_as_they_were_drawn(deep_units: A
     drawn = {name: each.detach().clone() for name, each in method.network.named_parameters()}
     assert method.now()["hidden.0"] > 16
     assert method.now()["hidden.1"] > 8
-    optimizer = method.optimizer(0.1)
+    optimizer = method.optimizer(torch.optim.SGD, 0.1)
     for _ in range(3):
         method.step(batch_of(1), 1, Moment(0, 0.0, 0.0), optimizer)
     now = dict(method.network.named_parameters())
