@@ -1,7 +1,7 @@
 """Pages of the site that lie elsewhere in the repository, and links that work there, on GitHub and in the site.
 
-A page in docs/ links to a file of the repository by its relative path. In the site such a link leads to the page that is
-made of the file; where there is none, only the text stays.
+A page in docs/ links to a file of the repository by its relative path. In the site such a link leads to the page made
+of the file; where there is none, only the text stays.
 """
 
 import posixpath
