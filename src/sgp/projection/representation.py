@@ -373,7 +373,7 @@ def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
         warnings.warn(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
             "by class for instance, they do not stand for the task",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -1,0 +1,139 @@
+"""A memory in the ``Trainer`` of Lightning, be it called ``lightning`` or ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sgp.integrations.optimizers import attach_all
+from sgp.projection import GradientMemory, Handle
+from sgp.projection.optim import Road
+from sgp.projection.representation import forward_of, no_trace
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        try:
+            from pytorch_lightning import Callback
+        except ModuleNotFoundError as error:
+            raise ImportError('this needs lightning: pip install "sgp-torch[lightning]"', name="lightning") from error
+
+
+class GradientMemoryCallback(Callback):
+    """One ``fit`` is one task::
+
+        for task in tasks:
+            Trainer(callbacks=[GradientMemoryCallback(memory)]).fit(module, task)
+
+    The memory is attached to every optimizer that holds parameters of its model when training starts, and updated from
+    the training data when training has ended. It is part of Lightning's checkpoints.
+
+    Args:
+        memory: of the LightningModule, or of a part of it.
+        samples: how many inputs the update uses; None for all, as in ``memory.update``.
+        mask: which positions count, as in ``memory.update``.
+        forward: runs one batch of the training data, as in ``memory.update``; without it the memory's model does. It
+            is tried on the first batch, so that it does not fail after training.
+        update: False leaves the update to you.
+        road: as in ``memory.attach``.
+        every: as in ``memory.attach``. A validation sees projected weights.
+    """
+
+    def __init__(
+        self,
+        memory: GradientMemory,
+        *,
+        samples: int | Mapping[str, int] | None = None,
+        mask: Callable[[Any], Tensor | None] | None = None,
+        forward: Callable[[Any], Any] | None = None,
+        update: bool = True,
+        road: Road = "auto",
+        every: int = 1,
+    ) -> None:
+        self.memory = memory
+        self.samples = samples
+        self.mask = mask
+        self.forward = forward
+        self.update = update
+        self.road = road
+        self.every = every
+        self.handles: list[Handle] = []
+        self._loaded: dict[str, Any] | None = None
+        self._is_updated = False
+        self._is_tried = False
+        self._evaluation = ExitStack()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach, and go on from a checkpoint if the trainer does."""
+        self.handles = attach_all(self.memory, trainer.optimizers, road=self.road, every=self.every)
+        self._is_updated = self._is_tried = False
+        self._restore()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Try the forward that the update will need."""
+        if self.update and not self._is_tried:
+            with no_trace(self.memory.model, ()), trainer.precision_plugin.forward_context():
+                self._forward(batch)
+        self._is_tried = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Weights as they would be projected now."""
+        for handle in self.handles:
+            self._evaluation.enter_context(handle.projected())
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training goes on from the weights it had. Lightning's own checkpoints come after this."""
+        self._evaluation.close()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the task that was learned, and leave the optimizers as they were."""
+        self._update(trainer)
+        for handle in self.handles:
+            handle.detach()
+        self.handles = []
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A checkpoint of the end of training, from which nothing is trained any more, may lack the update."""
+        if self._loaded is not None:
+            self._restore()
+            self._update(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What Lightning puts into a checkpoint."""
+        handles = [handle.state_dict() for handle in self.handles]
+        return {"memory": self.memory.state_dict(), "handles": handles, "updated": self._is_updated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What Lightning found in a checkpoint; used once the weights are there too."""
+        self._loaded = state_dict
+
+    def _restore(self) -> None:
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return
+        self.memory.load_state_dict(state["memory"])
+        self._is_updated = state["updated"] and not self.handles
+        for handle, saved in zip(self.handles, state["handles"], strict=False):
+            handle.load_state_dict(saved)
+
+    def _update(self, trainer: Trainer) -> None:
+        if not self.update or self._is_updated:
+            return
+
+        def forward(batch: Any) -> Any:
+            with trainer.precision_plugin.forward_context():
+                return self._forward(trainer.strategy.batch_to_device(batch))
+
+        loader = trainer.train_dataloader
+        assert loader is not None
+        self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
+        self._is_updated = True
+
+    def _forward(self, batch: Any) -> Any:
+        return (self.forward or forward_of(self.memory.model))(batch)

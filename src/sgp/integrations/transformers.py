@@ -1,0 +1,155 @@
+"""A memory in the ``Trainer`` of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from sgp.projection import GradientMemory, Handle, storage
+from sgp.projection.optim import Road
+from sgp.projection.representation import forward_of, no_trace
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ModuleNotFoundError as error:
+    raise ImportError('this needs transformers: pip install "sgp-torch[transformers]"', name="transformers") from error
+
+# In each checkpoint folder. The first is what memory.save writes.
+MEMORY = "memory.safetensors"
+HANDLE = "memory_handle.safetensors"
+
+
+class GradientMemoryCallback(TrainerCallback):
+    """One training of a ``Trainer`` is one task::
+
+        for task in tasks:
+            Trainer(model, args, train_dataset=task, callbacks=[GradientMemoryCallback(memory)]).train()
+
+    The memory is attached when training begins, and updated from the training data when it has ended. Each of the
+    trainer's checkpoints holds it, and a training that is resumed from one ends with the same bits.
+
+    Args:
+        memory: of the trainer's model, or of a part of it.
+        samples: how many inputs the update uses; None for all, as in ``memory.update``.
+        mask: which positions count, as in ``memory.update``; the ``attention_mask`` without it.
+        forward: runs one batch of the training data; the trainer's model does without it.
+        update: False leaves the update to you, for instance because it should see other data.
+        road: as in ``memory.attach``.
+        every: as in ``memory.attach``. An evaluation sees projected weights; the end of an epoch and a checkpoint
+            project as well.
+        checkpoint: the folder that training resumes from, where that is not in the trainer's ``output_dir``.
+    """
+
+    def __init__(
+        self,
+        memory: GradientMemory,
+        *,
+        samples: int | Mapping[str, int] | None = None,
+        mask: Callable[[Any], Tensor | None] | None = None,
+        forward: Callable[[Any], Any] | None = None,
+        update: bool = True,
+        road: Road = "auto",
+        every: int = 1,
+        checkpoint: str | Path | None = None,
+    ) -> None:
+        self.memory = memory
+        self.samples = samples
+        self.mask = mask
+        self.forward = forward
+        self.update = update
+        self.road = road
+        self.every = every
+        self.checkpoint = checkpoint
+        self.handle: Handle | None = None
+        self._evaluation = ExitStack()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Attach, and go on from a checkpoint if the trainer does."""
+        self.handle = self.memory.attach(kwargs["optimizer"], road=self.road, every=self.every)
+        if state.global_step > 0:
+            folder = Path(self.checkpoint) if self.checkpoint else _folder(args, state)
+            self._load(folder, self.handle)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Training goes on from the weights that it had before an evaluation."""
+        self._evaluation.close()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Project what an evaluation or a checkpoint will see. In all processes, of which one writes the file."""
+        if self.handle is None:
+            return
+        # Whether to save the best may be known only after the evaluation.
+        if control.should_save or (control.should_evaluate and args.save_strategy == "best"):
+            self.handle.flush()
+        elif control.should_evaluate:
+            self._evaluation.enter_context(self.handle.projected())
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Project: other weights may be loaded after the last epoch."""
+        self._evaluation.close()
+        if self.handle is not None:
+            self.handle.flush()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write memory and handle beside the trainer's own files."""
+        if self.handle is None or not state.is_world_process_zero:
+            return
+        folder = _folder(args, state)
+        handle = {"format": storage.FORMAT, "handle": self.handle.state_dict(), "weights": self._digest()}
+        storage.write(folder / HANDLE, handle)
+        self.memory.save(folder / MEMORY)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Add the task that was learned, and leave the optimizer as it was."""
+        if self.update:
+            self._update(kwargs["model"], kwargs["train_dataloader"])
+        if self.handle is not None:
+            self.handle.detach()
+            self.handle = None
+
+    def _update(self, model: nn.Module, batches: DataLoader[Any]) -> None:
+        if hasattr(batches, "set_epoch"):  # one order of the samples, in how many pieces ever the task was trained
+            batches.set_epoch(0)
+        forward = self.forward or forward_of(model)
+        with no_trace(model, batches):  # the memory's model may be a part of it
+            self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
+
+    def _load(self, folder: Path, handle: Handle) -> None:
+        missing = [name for name in (HANDLE, MEMORY) if not (folder / name).is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"training resumes, and there is no {' and no '.join(missing)} in {str(folder)!r}: give "
+                "GradientMemoryCallback(checkpoint=...) the folder it resumes from, or resume from an earlier one if "
+                "this was not finished"
+            )
+        saved = storage.read(folder / HANDLE, "saved handle")
+        if saved["weights"] != self._digest():
+            raise ValueError(
+                f"the memory in {str(folder)!r} was saved with other weights than the model has now: give "
+                "GradientMemoryCallback(checkpoint=...) the folder that training resumes from"
+            )
+        self.memory.load(folder / MEMORY)
+        handle.load_state_dict(saved["handle"])
+
+    def _digest(self) -> str:
+        """Tells the trained weights apart from those of other checkpoints."""
+        return storage.digest({name: p.detach() for name, p in self.memory.model.named_parameters() if p.requires_grad})
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the trainer writes the checkpoint of this step."""
+    return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

@@ -1,0 +1,164 @@
+"""Accelerate wraps optimizers; the memory sees through."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sgp
+from sgp.projection import Handle, storage
+
+accelerate = pytest.importorskip("accelerate", reason="of the extra 'accelerate'")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*can hardly learn"),
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
+]
+
+
+def data(task: int) -> TensorDataset:
+    """Inputs in five of 16 directions, others for each task."""
+    generator = torch.Generator().manual_seed(task)
+    x = torch.randn(24, 5, generator=generator) @ torch.randn(5, 16, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 2))
+
+
+def outputs(model: nn.Module, task: int) -> Tensor:
+    with torch.no_grad():
+        return model(data(task).tensors[0]).clone()
+
+
+def drift(now: Tensor, then: Tensor) -> float:
+    return float((now - then).norm() / then.norm())
+
+
+def train(accelerator: Any, model: nn.Module, optimizer: Any, schedule: Any, task: int, epochs: int = 2) -> None:
+    loader = accelerator.prepare(DataLoader(data(task), batch_size=4))
+    for _ in range(epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+
+def learner(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, Any, Handle]:
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
+    model = network()
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    return accelerator, model, memory, optimizer, schedule, memory.attach(optimizer)
+
+
+@pytest.fixture(autouse=True)
+def anew() -> None:
+    """Accelerate's settings are of the whole process."""
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("no", 1e-4), ("bf16", 0.02)])
+def test_what_the_first_task_needs_stays_while_the_second_is_trained(precision: str, allowed: float) -> None:
+    accelerator, model, memory, optimizer, schedule, handle = learner(mixed_precision=precision)
+    train(accelerator, model, optimizer, schedule, 0)
+    memory.update(DataLoader(data(0), batch_size=4))
+    old, new = outputs(model, 0), outputs(model, 1)
+    train(accelerator, model, optimizer, schedule, 1)
+    assert handle.steps == 12
+    assert drift(outputs(model, 0), old) < allowed
+    assert drift(outputs(model, 1), new) > 0.05
+    handle.detach()
+    train(accelerator, model, optimizer, schedule, 1)
+    assert drift(outputs(model, 0), old) > 0.05
+
+
+def test_the_handle_is_the_one_of_the_optimizer_inside() -> None:
+    *_, memory, optimizer, _, handle = learner()
+    assert handle.holds(optimizer.optimizer)
+    again = memory.attach(optimizer.optimizer)  # which is not attached twice then
+    assert not handle.attached
+    assert again.holds(optimizer.optimizer)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, whose own step changes weights too."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.add_(0.1)
+
+
+def test_an_optimizer_that_has_another_one_and_a_step_of_its_own_is_projected_as_a_whole() -> None:
+    model = nn.Linear(4, 2)
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    memory.update([torch.ones(1, 4)])
+    outer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert memory.attach(outer).holds(outer)
+    before = model(torch.ones(1, 4)).detach()
+    model(torch.randn(3, 4)).sum().backward()
+    outer.step()
+    torch.testing.assert_close(model(torch.ones(1, 4)).detach(), before)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_step_that_a_scaler_skips_leaves_the_weights_alone(optimizer: Any) -> None:
+    accelerate.Accelerator(cpu=True)
+    model = network()
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    memory.update([data(0).tensors[0]])
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    wrapped = accelerate.optimizer.AcceleratedOptimizer(optimizer(model.parameters(), lr=0.05), scaler=scaler)
+    handle = memory.attach(wrapped)
+    old, x = outputs(model, 0), data(1).tensors[0]
+    for step, factor in enumerate([1.0, math.inf, 1.0]):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        scaler.scale(model(x).square().mean() * factor).backward()
+        wrapped.step()
+        assert wrapped.step_was_skipped == (factor == math.inf)
+        unchanged = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert unchanged == wrapped.step_was_skipped, step
+        wrapped.zero_grad()
+    assert handle.steps == 2
+    assert drift(outputs(model, 0), old) < 1e-4
+
+
+def test_memory_and_handle_are_part_of_a_checkpoint_if_registered(tmp_path: Path) -> None:
+    accelerator, model, memory, optimizer, schedule, handle = learner()
+    accelerator.register_for_checkpointing(memory, handle)
+    train(accelerator, model, optimizer, schedule, 0)
+    memory.update(DataLoader(data(0), batch_size=4))
+    train(accelerator, model, optimizer, schedule, 1, epochs=1)
+    accelerator.save_state(str(tmp_path / "state"))
+    train(accelerator, model, optimizer, schedule, 1)
+    memory.update(DataLoader(data(1), batch_size=4))
+
+    accelerator, fresh, again, optimizer, schedule, handle = learner()
+    accelerator.register_for_checkpointing(again, handle)
+    accelerator.load_state(str(tmp_path / "state"))
+    assert again.tasks == 1
+    assert handle.steps == 9
+    train(accelerator, fresh, optimizer, schedule, 1)
+    again.update(DataLoader(data(1), batch_size=4))
+    for (name, value), other in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+    assert storage.digest(memory.state_dict()) == storage.digest(again.state_dict())

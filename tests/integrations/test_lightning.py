@@ -1,0 +1,246 @@
+"""The Trainer of Lightning."""
+
+import copy
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import sgp
+from sgp.projection import storage
+
+lightning = pytest.importorskip("lightning.pytorch", reason="of the extra 'lightning'")
+from sgp.integrations.lightning import GradientMemoryCallback  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*can hardly learn"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+    pytest.mark.filterwarnings("ignore:.*`isinstance\\(treespec, LeafSpec\\)` is deprecated"),
+]
+
+
+def data(task: int) -> DataLoader[Any]:
+    """Inputs in five of 16 directions, others for each task."""
+    generator = torch.Generator().manual_seed(task)
+    x = torch.randn(24, 5, generator=generator) @ torch.randn(5, 16, generator=generator)
+    return DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=4)
+
+
+def inputs(task: int) -> Tensor:
+    return data(task).dataset[:][0]  # type: ignore[index]
+
+
+class Module(lightning.LightningModule):
+    """A small classifier; with manual optimization if asked for.
+
+    Without dropout, since Lightning's checkpoints do not hold the random state.
+    """
+
+    def __init__(self, optimizer: str = "adamw", manual: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 2))
+        self.kind = optimizer
+        self.automatic_optimization = not manual
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y)
+        if not self.automatic_optimization:
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        if not self.automatic_optimization:  # one for each layer
+            return [torch.optim.AdamW(layer.parameters(), lr=3e-3) for layer in (self.net[0], self.net[2])]
+        if self.kind == "sgd":
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+class Validated(Module):
+    """Notes the losses of its validations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        x, y = batch
+        self.losses.append(float(nn.functional.cross_entropy(self(x), y)))
+
+
+def trainer(callback: Any, folder: Path, *more: Any, module: Any = lightning, **settings: Any) -> Any:
+    return module.Trainer(
+        callbacks=[*([] if callback is None else [callback]), *more],
+        default_root_dir=folder,
+        **{
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": bool(more),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **settings,
+        },
+    )
+
+
+def outputs(module: nn.Module, task: int) -> Tensor:
+    with torch.no_grad():
+        return module.eval()(inputs(task)).clone()
+
+
+def fit(module: nn.Module, trainer: Any, task: int, **options: Any) -> None:
+    trainer.fit(module.train(), data(task), **options)
+
+
+def drift(now: Tensor, then: Tensor) -> float:
+    return float((now - then).norm() / then.norm())
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "options", "allowed"),
+    [
+        pytest.param({}, {}, {}, 1e-4, id="automatic"),
+        pytest.param(
+            {}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}, {}, 1e-4, id="accumulation and clipping"
+        ),
+        pytest.param({"manual": True}, {}, {}, 1e-4, id="manual, two optimizers"),
+        pytest.param({"optimizer": "sgd"}, {}, {}, 1e-4, id="SGD and Lightning's closure"),
+        pytest.param({}, {}, {"every": 5}, 1e-4, id="every 5 steps"),
+        pytest.param({}, {"precision": "bf16-mixed"}, {}, 0.05, id="bfloat16 autocast"),
+    ],
+)
+def test_what_the_first_task_needs_stays_while_the_second_is_trained(
+    make: Any, settings: Any, options: Any, allowed: float, tmp_path: Path
+) -> None:
+    module = Module(**make)
+    memory = sgp.GradientMemory(module, threshold=1.0 if allowed < 0.01 else 0.999, alpha=math.inf)
+    callback = GradientMemoryCallback(memory, **options)
+    fit(module, trainer(callback, tmp_path, **settings), 0)
+    assert memory.tasks == 1
+    plain = copy.deepcopy(module)
+    old, new = outputs(module, 0), outputs(module, 1)
+    fit(module, trainer(callback, tmp_path, **settings), 1)
+    fit(plain, trainer(None, tmp_path, **settings), 1)
+    assert memory.tasks == 2
+    assert callback.handles == []
+    assert drift(outputs(plain, 0), old) > 0.1
+    assert drift(outputs(module, 0), old) < allowed
+    assert drift(outputs(module, 1), new) > 0.05
+
+
+def test_the_callback_also_serves_pytorch_lightning(tmp_path: Path) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+
+    class Other(other.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Module().net
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+    module = Other()
+    memory = sgp.GradientMemory(module.net, threshold=1.0, alpha=math.inf)
+    callback = GradientMemoryCallback(memory)
+    fit(module, trainer(callback, tmp_path, module=other), 0)
+    old = outputs(module.net, 0)
+    fit(module, trainer(callback, tmp_path, module=other), 1)
+    assert memory.tasks == 2
+    assert drift(outputs(module.net, 0), old) < 1e-4
+
+
+def learned_first(folder: Path, **options: Any) -> tuple[Module, sgp.GradientMemory, GradientMemoryCallback]:
+    module = Module()
+    memory = sgp.GradientMemory(module, threshold=0.9, alpha=2.0)
+    callback = GradientMemoryCallback(memory, **options)
+    fit(module, trainer(callback, folder, max_epochs=1), 0)
+    return module, memory, callback
+
+
+def assert_same(a: tuple[nn.Module, sgp.GradientMemory], b: tuple[nn.Module, sgp.GradientMemory]) -> None:
+    for (name, value), other in zip(a[0].state_dict().items(), b[0].state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+    assert storage.digest(a[1].state_dict()) == storage.digest(b[1].state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"every": 4}], ids=["plain", "every 4 steps"])
+@pytest.mark.parametrize("epochs", [1, 3], ids=["in the middle", "at the end"])
+def test_a_training_that_is_resumed_ends_with_the_same_bits(
+    options: dict[str, Any], epochs: int, tmp_path: Path
+) -> None:
+    module, memory, callback = learned_first(tmp_path, **options)
+    checkpoints = lightning.callbacks.ModelCheckpoint(tmp_path / "run", filename="{epoch}", save_top_k=-1)
+    fit(module, trainer(callback, tmp_path, checkpoints, max_epochs=3), 1)
+
+    fresh = Module()
+    again = sgp.GradientMemory(fresh, threshold=0.9, alpha=2.0)
+    callback = GradientMemoryCallback(again, **options)
+    elsewhere = lightning.callbacks.ModelCheckpoint(tmp_path / "again", filename="{epoch}", save_top_k=-1)
+    resumed = trainer(callback, tmp_path, elsewhere, max_epochs=3)
+    # A checkpoint holds tensors and plain values only, so it can be read without executing anything.
+    fit(fresh, resumed, 1, ckpt_path=tmp_path / "run" / f"epoch={epochs - 1}.ckpt", weights_only=True)
+    assert again.tasks == 2
+    assert_same((fresh, again), (module, memory))
+
+
+def test_validations_see_projected_weights_and_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for settings in ({"limit_val_batches": 0}, {"val_check_interval": 1}):
+        module = Validated()
+        memory = sgp.GradientMemory(module, threshold=1.0, alpha=math.inf)
+        validation = DataLoader(data(0).dataset, batch_size=24)
+        fit(
+            module,
+            trainer(GradientMemoryCallback(memory), tmp_path, limit_val_batches=0),
+            0,
+            val_dataloaders=validation,
+        )
+        second = trainer(GradientMemoryCallback(memory, every=4), tmp_path, max_epochs=1, **settings)
+        fit(module, second, 1, val_dataloaders=validation)
+        found.append((module, memory))
+    assert len(module.losses) == 7  # the first is Lightning's trial
+    assert module.losses == pytest.approx([module.losses[0]] * 7, rel=1e-4)
+    assert_same(*found)
+
+
+def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) -> None:
+    module = Module()
+    memory = sgp.GradientMemory(module, threshold=0.9)
+    wrong = GradientMemoryCallback(memory, forward=lambda batch: module(batch))  # a list of inputs and labels
+    with pytest.raises(TypeError):
+        fit(module, trainer(wrong, tmp_path), 0)
+    assert wrong.handles[0].steps == 0
+
+
+def test_optimizers_of_another_model_are_refused(tmp_path: Path) -> None:
+    memory = sgp.GradientMemory(Module(), threshold=0.9)
+    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+        fit(Module(), trainer(GradientMemoryCallback(memory), tmp_path), 0)
+
+
+def test_attaching_to_lightnings_wrapper_reaches_the_optimizer_inside() -> None:
+    module = nn.Linear(4, 2)
+    inner = torch.optim.AdamW(module.parameters(), lr=0.1)
+    wrapper = importlib.import_module("lightning.pytorch.core.optimizer").LightningOptimizer(inner)
+    memory = sgp.GradientMemory(module, threshold=1.0, alpha=math.inf)
+    assert memory.attach(wrapper).holds(inner)

@@ -1,0 +1,149 @@
+"""Algorithms of Stable-Baselines3 on games that take no time."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sgp
+
+gymnasium = pytest.importorskip("gymnasium", reason="of the extra 'rl'")
+sb3 = pytest.importorskip("stable_baselines3", reason="of the extra 'rl'")
+from sgp.integrations.stable_baselines3 import GradientMemoryCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*can hardly learn")
+
+
+class Signs(gymnasium.Env[Any, Any]):
+    """Say the sign of the first number of what is seen, which lies in three of 16 directions, others in each game."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, task: int, *, continuous: bool = False, parts: bool = False) -> None:
+        self.directions = np.random.default_rng(task).normal(size=(3, 16))
+        self.parts = parts
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (16,))
+        self.observation_space = gymnasium.spaces.Dict({"seen": box, "again": box}) if parts else box
+        if continuous:
+            self.action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def _look(self) -> Any:
+        self.seen = (self.np_random.normal(size=3) @ self.directions).astype(np.float32)
+        return {"seen": self.seen, "again": self.seen} if self.parts else self.seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left = 8
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:
+        right = float((np.asarray(action).item() > 0.5) == (self.seen[0] > 0))
+        self.left -= 1
+        return self._look(), right, self.left == 0, False, {}
+
+
+WIDE = {"net_arch": [48]}
+PPO = {"n_steps": 32, "batch_size": 16, "n_epochs": 2, "learning_rate": 1e-2, "policy_kwargs": WIDE}
+OFF = {"learning_starts": 16, "batch_size": 16, "learning_rate": 1e-2, "buffer_size": 200, "policy_kwargs": WIDE}
+
+
+def seen(task: int) -> Tensor:
+    rows = np.random.default_rng(9).normal(size=(32, 3)) @ Signs(task).directions
+    return torch.as_tensor(rows, dtype=torch.float32)
+
+
+def said(model: Any, task: int, part: str) -> Tensor:
+    """What a model's policy computes for the game of a task."""
+    policy = model.policy
+    with torch.no_grad():
+        if part == "policy":
+            return torch.cat(
+                [policy.get_distribution(seen(task)).distribution.logits, policy.predict_values(seen(task))], 1
+            )
+        return getattr(policy, part)(seen(task)).clone()
+
+
+def drift(now: Tensor, then: Tensor) -> float:
+    return float((now - then).norm() / then.norm())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "part", "continuous"),
+    [
+        pytest.param("PPO", PPO, "policy", False, id="PPO"),
+        pytest.param("A2C", {"n_steps": 32, "learning_rate": 1e-2, "policy_kwargs": WIDE}, "policy", False, id="A2C"),
+        pytest.param("DQN", OFF | {"train_freq": 1}, "q_net", False, id="DQN"),
+        pytest.param("TD3", OFF, "actor", True, id="TD3"),
+    ],
+)
+def test_what_the_first_game_needs_stays_while_the_second_is_learned(
+    algorithm: str, settings: dict[str, Any], part: str, continuous: bool
+) -> None:
+    make = getattr(sb3, algorithm)
+    model = make("MlpPolicy", Signs(0, continuous=continuous), device="cpu", seed=0, **settings)
+    guarded = model.policy if part == "policy" else getattr(model.policy, part)
+    memory = sgp.GradientMemory(guarded, threshold=1.0, alpha=math.inf)
+    callback = GradientMemoryCallback(memory, samples=64)
+    model.learn(64, callback=callback)
+    assert memory.tasks == 1
+    old, new = said(model, 0, part), said(model, 1, part)
+    model.set_env(Signs(1, continuous=continuous))
+    model.learn(64, callback=callback)
+    assert memory.tasks == 2
+    assert callback.handles == []
+    # What is asked about is like what was seen, not the same.
+    assert drift(said(model, 0, part), old) < 0.01
+    assert drift(said(model, 1, part), new) > 0.05
+    model.learn(64)  # and nothing holds it without the callback
+    assert drift(said(model, 0, part), old) > 0.05
+
+
+def test_observations_of_several_parts_will_do() -> None:
+    model = sb3.PPO("MultiInputPolicy", Signs(0, parts=True), device="cpu", seed=0, **PPO)
+    memory = sgp.GradientMemory(model.policy, threshold=0.99)
+    model.learn(32, callback=GradientMemoryCallback(memory, samples=20, batch=16))
+    assert memory.tasks == 1
+
+
+def test_the_update_draws_nothing_from_the_random_state() -> None:
+    weights = []
+    for update in (True, False):
+        model = sb3.PPO("MlpPolicy", Signs(0), device="cpu", seed=0, **PPO)
+        memory = sgp.GradientMemory(model.policy, threshold=0.99)
+        model.learn(64, callback=GradientMemoryCallback(memory, samples=20, update=update))
+        model.learn(32)
+        weights.append(model.policy.state_dict())
+        assert memory.tasks == update
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+class Stop(sb3.common.callbacks.BaseCallback):
+    """Ends learning after some steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.after
+
+
+def test_learning_that_stops_in_the_middle_of_a_rollout_is_taken_in_too() -> None:
+    model = sb3.PPO("MlpPolicy", Signs(0), device="cpu", seed=0, **PPO)
+    memory = sgp.GradientMemory(model.policy, threshold=0.99)
+    model.learn(64, callback=[GradientMemoryCallback(memory), Stop(33)])
+    assert memory.tasks == 1
+    callback = GradientMemoryCallback(memory)
+    with pytest.warns(UserWarning, match="before its first rollout did"):
+        model.learn(64, callback=[callback, Stop(33 + 5)], reset_num_timesteps=False)
+    assert memory.tasks == 1
+    assert callback.handles == []
+
+
+def test_a_policy_of_another_model_is_refused() -> None:
+    memory = sgp.GradientMemory(sb3.PPO("MlpPolicy", Signs(0), device="cpu", **PPO).policy, threshold=0.9)
+    with pytest.raises(ValueError, match="holds none of the model's parameters"):
+        sb3.PPO("MlpPolicy", Signs(0), device="cpu", **PPO).learn(8, callback=GradientMemoryCallback(memory))

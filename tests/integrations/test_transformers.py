@@ -1,0 +1,256 @@
+"""The Trainer of transformers, on a tiny BERT with random weights."""
+
+import copy
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sgp
+from sgp.projection import storage
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate", reason="the Trainer needs accelerate; of the extra 'transformers'")
+from sgp.integrations.transformers import GradientMemoryCallback  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    # The layers that see most are nearly full at a threshold of 1.
+    pytest.mark.filterwarnings("ignore:.*can hardly learn"),
+    # Loaders ask for pinned memory, also where there is no accelerator.
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
+]
+
+
+class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Sentences of a task's own words, padded; the class is told by the first one."""
+
+    def __init__(self, task: int, n: int = 12) -> None:
+        generator = torch.Generator().manual_seed(task)
+        self.words = torch.randint(1 + 20 * task, 21 + 20 * task, (n, 5), generator=generator)
+        self.lengths = torch.randint(3, 6, (n,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        mask = (torch.arange(5) < self.lengths[index]).long()
+        words = self.words[index]
+        return {"input_ids": words * mask, "attention_mask": mask, "labels": words[0] % 2}
+
+
+def batch(task: int) -> dict[str, Tensor]:
+    rows = [Words(task)[i] for i in range(len(Words(task)))]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def bert(dropout: float = 0.1) -> Any:
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=48,
+            max_position_embeddings=8,
+            initializer_range=0.1,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            num_labels=2,
+        )
+    )
+
+
+def memory_of(model: nn.Module, threshold: float = 1.0, alpha: float = math.inf) -> sgp.GradientMemory:
+    return sgp.GradientMemory(model, threshold=threshold, alpha=alpha)
+
+
+def outputs(model: Any, task: int) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(**batch(task)).logits.clone()
+
+
+def trainer(model: Any, callback: Any, task: int, folder: Path, **settings: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        **{
+            "max_steps": 6,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 3e-3,
+            "save_strategy": "no",
+            "logging_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            **settings,
+        },
+    )
+    callbacks = [callback] if callback is not None else []
+    return transformers.Trainer(model, arguments, train_dataset=Words(task), eval_dataset=Words(0), callbacks=callbacks)
+
+
+def drift(now: Tensor, then: Tensor) -> float:
+    return float((now - then).norm() / then.norm())
+
+
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+NOT_REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "allowed"),
+    [
+        pytest.param({}, {}, 1e-4, id="AdamW and a linear schedule"),
+        pytest.param(
+            {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 2},
+            {},
+            1e-4,
+            id="accumulation, clipping, cosine",
+        ),
+        pytest.param(REENTRANT, {}, 1e-4, id="reentrant checkpointing"),
+        pytest.param(NOT_REENTRANT, {}, 1e-4, id="checkpointing"),
+        pytest.param({"optim": "sgd", "learning_rate": 0.5}, {}, 1e-4, id="SGD"),
+        pytest.param({}, {"every": 4}, 1e-4, id="every 4 steps"),
+        pytest.param({"bf16": True}, {}, 0.05, id="bfloat16 autocast"),
+        pytest.param({"num_train_epochs": 2, "max_steps": -1}, {"samples": 12}, 1e-4, id="epochs"),
+    ],
+)
+# torch says so where nothing needs a gradient, as in the embeddings' output of a first checkpointed layer.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+def test_what_the_first_task_needs_stays_while_the_second_is_trained(
+    settings: dict[str, Any], options: dict[str, Any], allowed: float, tmp_path: Path
+) -> None:
+    model = bert()
+    memory = memory_of(model)
+    callback = GradientMemoryCallback(memory, **options)
+    trainer(model, callback, 0, tmp_path, **settings).train()
+    assert memory.tasks == 1
+    plain = copy.deepcopy(model)
+    old, new = outputs(model, 0), outputs(model, 1)
+
+    trainer(model, callback, 1, tmp_path, **settings).train()
+    trainer(plain, None, 1, tmp_path, **settings).train()
+    assert memory.tasks == 2
+    assert callback.handle is None
+    assert drift(outputs(plain, 0), old) > 0.1
+    assert drift(outputs(model, 0), old) < allowed
+    assert drift(outputs(model, 1), new) > 0.05  # the second task is learned all the same
+
+
+def learned_first(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, sgp.GradientMemory]:
+    """A model and its memory after the first task."""
+    model = bert().to(dtype)
+    memory = memory_of(model, 0.9, 2.0)
+    trainer(model, GradientMemoryCallback(memory), 0, folder, max_steps=3).train()
+    return model, memory
+
+
+def assert_same_memory(a: sgp.GradientMemory, b: sgp.GradientMemory) -> None:
+    assert storage.digest(a.state_dict()) == storage.digest(b.state_dict())
+
+
+def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, value), other in zip(a.state_dict().items(), b.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+
+
+HALF = "ignore:the model has 16-bit weights"
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "step"),
+    [
+        pytest.param({"samples": 5}, torch.float32, 7, id="in the last epoch"),
+        pytest.param({"every": 2}, torch.float32, 5, id="every 2 steps"),
+        pytest.param({}, torch.bfloat16, 5, id="bfloat16 weights", marks=pytest.mark.filterwarnings(HALF)),
+    ],
+)
+def test_a_training_that_is_resumed_ends_with_the_same_bits(
+    options: dict[str, Any], dtype: torch.dtype, step: int, tmp_path: Path
+) -> None:
+    model, memory = learned_first(tmp_path / "first", dtype)
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": step}  # in the middle of an epoch of 3
+    trainer(model, GradientMemoryCallback(memory, **options), 1, tmp_path / "run", **settings).train()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {f"checkpoint-{step}", "checkpoint-8"}
+
+    fresh = bert().to(dtype)
+    again = memory_of(fresh, 0.9, 2.0)
+    shutil.rmtree(tmp_path / "run" / "checkpoint-8")  # as if the run had been killed
+    callback = GradientMemoryCallback(again, **options)
+    trainer(fresh, callback, 1, tmp_path / "run", **settings).train(resume_from_checkpoint=True)
+    assert_same_weights(fresh, model)
+    assert_same_memory(again, memory)
+    assert again.tasks == 2
+
+
+def test_a_checkpoint_may_lie_elsewhere(tmp_path: Path) -> None:
+    model, memory = learned_first(tmp_path / "first")
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
+    moved = (tmp_path / "run" / "checkpoint-2").rename(tmp_path / "moved")
+
+    fresh = bert()
+    again = memory_of(fresh, 0.9, 2.0)
+    resumed = trainer(fresh, GradientMemoryCallback(again, checkpoint=moved), 1, tmp_path / "other", **settings)
+    resumed.train(resume_from_checkpoint=str(moved))
+    assert_same_weights(fresh, model)
+    assert_same_memory(again, memory)
+
+
+def test_a_checkpoint_that_is_not_whole_or_not_the_one_is_refused(tmp_path: Path) -> None:
+    model, memory = learned_first(tmp_path / "first")
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
+    folders = [tmp_path / "run" / f"checkpoint-{step}" for step in (2, 4)]
+    fresh = bert()
+    again = memory_of(fresh, 0.9, 2.0)
+    other = trainer(fresh, GradientMemoryCallback(again, checkpoint=folders[1]), 1, tmp_path / "run", **settings)
+    with pytest.raises(ValueError, match="saved with other weights"):
+        other.train(resume_from_checkpoint=str(folders[0]))
+    (folders[0] / "memory.safetensors").unlink()
+    damaged = trainer(fresh, GradientMemoryCallback(again), 1, tmp_path / "run", **settings)
+    with pytest.raises(FileNotFoundError, match=r"no memory\.safetensors in .*checkpoint-2"):
+        damaged.train(resume_from_checkpoint=str(folders[0]))
+    assert again.tasks == 0
+
+
+def test_evaluations_see_projected_weights_and_change_nothing(tmp_path: Path) -> None:
+    found = []
+    for settings in ({}, {"eval_strategy": "steps", "eval_steps": 1}):
+        model = bert(dropout=0.0)  # an evaluation draws from the random state that dropout would need
+        memory = memory_of(model)
+        trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+        before = outputs(model, 0)
+        second = trainer(model, GradientMemoryCallback(memory, every=4), 1, tmp_path, max_steps=6, **settings)
+        start = second.evaluate()["eval_loss"]  # of the first task
+        second.train()
+        assert drift(outputs(model, 0), before) < 1e-4
+        found.append(model)
+    losses = [line["eval_loss"] for line in second.state.log_history if "eval_loss" in line]
+    assert len(losses) == 6
+    assert losses == pytest.approx([start] * 6, rel=1e-4)
+    assert_same_weights(*found)
+
+
+def test_a_memory_of_a_part_of_the_model_will_do(tmp_path: Path) -> None:
+    model = bert()
+    memory = memory_of(model.bert)
+    trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+    with torch.no_grad():
+        inputs = {name: value for name, value in batch(0).items() if name != "labels"}
+        before = model.bert.eval()(**inputs).pooler_output.clone()
+    trainer(model, GradientMemoryCallback(memory), 1, tmp_path, max_steps=3).train()
+    with torch.no_grad():
+        assert drift(model.bert.eval()(**inputs).pooler_output, before) < 1e-4
+
+
+def test_the_update_can_be_left_to_the_user(tmp_path: Path) -> None:
+    model = bert()
+    memory = memory_of(model)
+    trainer(model, GradientMemoryCallback(memory, update=False), 0, tmp_path, max_steps=2).train()
+    assert memory.tasks == 0
