@@ -1,0 +1,125 @@
+"""The paper's agent on a real Atari game, end to end: its steps with finetuning and with SGP, and where time goes.
+
+SGP's memory holds what it really finds in the states of an update, with the paper's threshold.
+"""
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from bench.row import Row
+from bench.timing import take_turns
+
+NEEDED = ("gymnasium", "ale_py", "stable_baselines3", "yaml")
+# What is learned, and what the memory holds states of.
+GAME, LEARNED = "boxing", "kung-fu-master"
+# Agent steps per second of finetuning on two cores, and the share of them that SGP must reach.
+STEPS_PER_SECOND, SHARE = 160, 0.75
+
+
+def rows(*, rounds: int) -> list[Row]:
+    """Seconds per step of the agent; none where games are not installed."""
+    if not all(map(find_spec, NEEDED)):
+        return []
+    found = {method: _Measured(method) for method in ("finetune", "sgp")}
+    steps = found["sgp"].steps
+    times = take_turns({method: each.update for method, each in found.items()}, rounds=rounds)
+    plain, sgp = (times.median(method) / steps for method in found)
+    parts = {method: each.parts() for method, each in found.items()}
+    projection = max(0.0, parts["sgp"]["learning"] - parts["finetune"]["learning"])
+    whole = parts["finetune"] | {"projection": projection}
+    shares = {part: seconds / sum(whole.values()) for part, seconds in whole.items()}
+    met = "reached" if 1 / plain >= STEPS_PER_SECOND else "not reached"
+    return [
+        Row(
+            name="PPO on Atari, per agent step",
+            unit="s",
+            amounts={"plain": plain, "sgp": sgp},
+            against="plain",
+            ratio=times.ratio("sgp", to="finetune"),
+            goal=1 / SHARE,
+            note=f"finetuning {1 / plain:.0f} steps per second ({STEPS_PER_SECOND} {met}), SGP {1 / sgp:.0f}; of SGP's "
+            + ", ".join(f"{part} {100 * share:.0f} %" for part, share in shares.items()),
+            detail={
+                "game": GAME,
+                "steps per second": {"finetune": 1 / plain, "sgp": 1 / sgp},
+                "shares": shares,
+                "ranks": found["sgp"].ranks(),
+                "rounds": dict(times.seconds),
+            },
+        )
+    ]
+
+
+@dataclass
+class _Measured:
+    """A learner in its second game, whose method has taken in the first."""
+
+    method: str
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        from sgp.rl import stream_of
+        from sgp.rl.agent import Agent
+        from sgp.rl.loop import GameLearner
+        from sgp.runs.config import configure
+        from sgp.runs.folder import RunFolder
+        from sgp.runs.games import GameConfig
+
+        config = configure("atari", self.method, games=f"{LEARNED},{GAME}", threads=torch.get_num_threads())
+        assert isinstance(config, GameConfig)
+        self.steps = config.training.update_steps
+        stream = stream_of(config)
+        self.learner = GameLearner(config, stream, RunFolder(Path()))
+        first = Agent(self.learner.network, 0, self._env(0), config.training, lambda agent: None)
+        first.go_on(0, 1)
+        self.learner.consolidate(0, first.states())
+        self.agent = Agent(self.learner.network, 1, self._env(1), config.training, self._updated)
+        self.learner.attach(self.agent.policy.optimizer)
+        self.update()  # so that everything has been allocated once
+        self.seconds.clear()
+
+    def _env(self, game: int):  # type: ignore[no-untyped-def]
+        config = self.learner.config
+        env = self.learner.stream.games[game].make(config.training.envs, config.threads)
+        play = env.play
+
+        def timed(actions):  # type: ignore[no-untyped-def]
+            start = time.perf_counter()
+            played = play(actions)
+            self.seconds["env"] += time.perf_counter() - start
+            return played
+
+        env.play = timed
+        return env
+
+    def update(self) -> None:
+        """One update, from where the last has ended."""
+        self.agent.num_timesteps = self.done * self.steps
+        self._begun = time.perf_counter()
+        self.agent.learn(self.steps, log_interval=None, reset_num_timesteps=False)
+        self.done += 1
+
+    def _updated(self, agent) -> None:  # type: ignore[no-untyped-def]
+        self.seconds["play"] += agent.played - self._begun
+        self.seconds["learning"] += time.perf_counter() - agent.played
+
+    def parts(self) -> dict[str, float]:
+        """Seconds of all updates by what they were for."""
+        return {
+            "env": self.seconds["env"],
+            "inference": self.seconds["play"] - self.seconds["env"],
+            "learning": self.seconds["learning"],
+        }
+
+    def ranks(self) -> dict[str, int]:
+        """How many bases the memory has in each layer."""
+        from sgp.methods.gpm import GPM
+
+        assert isinstance(self.learner.method, GPM)
+        return {name: int(space.rank.max()) for name, space in self.learner.method.memory.subspaces.items()}

@@ -1,0 +1,151 @@
+"""Stable-Baselines3's PPO on one game of an agent that plays several."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import Tensor
+from torch.optim import Adam
+
+from sgp.networks.actor_critic import ActorCritic
+from sgp.rl.adam import AdamByUpdate
+from sgp.rl.games import Frames, GameEnv
+from sgp.runs import games
+
+# Added to the deviation of advantages over a rollout, as published.
+ADVANTAGE_EPS = 1e-5
+
+
+class SharedTrunk(BaseFeaturesExtractor):
+    """The trunk of a network, the same module in the policies of all games."""
+
+    def __init__(self, observation_space: Space[Any], network: ActorCritic, game: int) -> None:
+        super().__init__(observation_space, features_dim=network.trunk.shape.features)
+        self.trunk = network.trunk
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """[n, features]."""
+        features: Tensor = self.trunk(observations)
+        return features
+
+
+class GamePolicy(ActorCriticPolicy):
+    """The policy of one game: the shared trunk, and the game's own actor and critic.
+
+    All weights are the network's, which has drawn them itself. The optimizer holds those of this game and the trunk.
+    """
+
+    def _build(self, lr_schedule: Callable[[float], float]) -> None:
+        network, game = self.features_extractor_kwargs["network"], self.features_extractor_kwargs["game"]
+        self._build_mlp_extractor()  # of no layers
+        self.action_net, self.value_net = network.actors[game], network.critics[game]
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+
+class Agent(PPO):
+    """PPO on one game.
+
+    Args:
+        network: plays all games.
+        game: which of its actors and critics.
+        env: copies of the game.
+        training: settings.
+        updated: is called after each update.
+
+    Attributes:
+        played: the clock when the states of the last update had been played.
+    """
+
+    def __init__(
+        self, network: ActorCritic, game: int, env: GameEnv, training: games.PPO, updated: Callable[[Agent], None]
+    ) -> None:
+        self.training = training
+        self.updated = updated
+        self.played = 0.0
+        super().__init__(
+            GamePolicy,
+            env,
+            learning_rate=self._rate,
+            n_steps=training.rollout,
+            batch_size=training.batch,
+            n_epochs=training.epochs,
+            gamma=training.gamma,
+            gae_lambda=training.gae_lambda,
+            clip_range=training.clip_range,
+            clip_range_vf=training.clip_values,
+            normalize_advantage=training.advantages == "batch",
+            ent_coef=training.entropy_weight,
+            vf_coef=training.value_weight,
+            max_grad_norm=training.max_norm,
+            device="cpu",
+            policy_kwargs={
+                "features_extractor_class": SharedTrunk,
+                "features_extractor_kwargs": {"network": network, "game": game},
+                "net_arch": [],
+                "normalize_images": False,  # the trunk does
+                "optimizer_class": AdamByUpdate if training.adam_counter == "update" else Adam,
+                "optimizer_kwargs": {"eps": training.adam_eps},
+            },
+        )
+
+    @property
+    def update(self) -> int:
+        """The number of the update whose states are being learned from, from 1."""
+        return max(1, int(self.num_timesteps) // self.training.update_steps)
+
+    def _rate(self, remaining: float) -> float:
+        # Not by what Stable-Baselines3 says is left, which is 0 at the last update already.
+        return self.training.lr * (1 - (self.update - 1) / self.training.updates)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of this update."""
+        return self._rate(0.0)
+
+    def train(self) -> None:
+        """Learn from the states of an update."""
+        self.played = time.perf_counter()
+        if self.training.advantages == "rollout":
+            found = self.rollout_buffer.advantages
+            self.rollout_buffer.advantages = (found - found.mean()) / (found.std(ddof=1) + ADVANTAGE_EPS)
+        if isinstance(self.policy.optimizer, AdamByUpdate):
+            self.policy.optimizer.update = self.update
+        super().train()
+        self.updated(self)
+
+    def go_on(self, done: int, updates: int) -> None:
+        """Learn for some updates in new episodes, after some that are done."""
+        self.num_timesteps = done * self.training.update_steps
+        self._last_obs = None
+        self.learn(updates * self.training.update_steps, log_interval=None, reset_num_timesteps=False)
+
+    @property
+    def seen(self) -> Frames:
+        """What the agent sees now, [copies, ...]."""
+        return np.asarray(self._last_obs)
+
+    def states(self) -> Tensor:
+        """What was seen in the last update, [n, ...]."""
+        return torch.from_numpy(self.rollout_buffer.observations)
+
+    def losses(self) -> dict[str, float]:
+        """Of the last update."""
+        told = self.logger.name_to_value
+        names = {
+            "policy_loss": "policy_gradient_loss",
+            "value_loss": "value_loss",
+            "entropy": "entropy_loss",
+            "kl": "approx_kl",
+            "clipped": "clip_fraction",
+            "explained_variance": "explained_variance",
+        }
+        found = {ours: float(told[f"train/{theirs}"]) for ours, theirs in names.items()}
+        return found | {"entropy": -found["entropy"]}

@@ -1,0 +1,73 @@
+"""Runs on games that are small enough for tests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rl import signs
+from training.small import Stop
+
+from sgp.rl import stream_of
+from sgp.rl.games import GameStream
+from sgp.rl.loop import GameLearner
+from sgp.runs.config import configure
+from sgp.runs.folder import RunFolder
+from sgp.runs.games import GameConfig
+from sgp.training import Watcher
+
+# Three updates of 32 states in each game, with every phase of a run.
+SMALL = {
+    "network": "minatar-actor-critic",
+    "envs": 4,
+    "rollout": 8,
+    "batch": 16,
+    "epochs": 1,
+    "steps": 96,
+    "states": 30,
+    "lr": 0.01,
+    "evaluate_every": 2,
+    "evaluation_games": 3,
+}
+METHODS = {
+    "finetune": {},
+    "ewc": {"strength": 10, "fisher_batch": 8, "merge": "online", "penalty_step": "explicit"},
+    "blip": {"fisher_labels": "true", "fisher_batch": 8},
+    "gpm": {"threshold": 0.9, "memory_samples": 30},
+    "sgp": {"threshold": 0.9, "memory_samples": 30, "alpha": 5},
+}
+
+
+def small(method: str = "sgp", **settings: Any) -> GameConfig:
+    """Two games of signs in three updates each."""
+    given = SMALL | METHODS[method] | {"threads": torch.get_num_threads()} | settings
+    config = configure("signs", method, **given)
+    assert isinstance(config, GameConfig)
+    return config
+
+
+def run(
+    path: Path, config: GameConfig, *watchers: Watcher, stream: GameStream | None = None, resume: bool = False
+) -> GameLearner:
+    """Run a config to its end in a folder."""
+    with RunFolder.begin(path, config, resume=resume) as folder:
+        learner = GameLearner(config, stream or stream_of(config), folder, *watchers)
+        learner.run()
+    return learner
+
+
+def run_with_stops(path: Path, config: GameConfig, *stops: tuple[int, int]) -> GameLearner:
+    """Run a config that is stopped after some updates (task, update), and taken up after each."""
+    for number, where in enumerate(stops):
+
+        def stop(event: str, values: dict[str, Any], where: tuple[int, int] = where) -> None:
+            if event == "update" and (values["task"], values["update"]) == where:
+                raise Stop
+
+        with pytest.raises(Stop):
+            run(path, config, stop, resume=number > 0)
+    return run(path, config, resume=True)
+
+
+def signs_stream(**settings: Any) -> GameStream:
+    return signs.stream(signs.Signs(**settings))

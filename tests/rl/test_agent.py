@@ -1,0 +1,124 @@
+"""Stable-Baselines3's PPO with our network: what is shared, what is learned, and at which rate."""
+
+import numpy as np
+import pytest
+import torch
+from rl.signs import SignEnv, Signs
+from rl.small import small
+
+from sgp.networks.actor_critic import MINATAR, ActorCritic
+from sgp.rl.adam import AdamByUpdate
+from sgp.rl.agent import Agent
+
+
+def agent_of(network: ActorCritic, game: int, name: str, copies: int = 4, **settings: object) -> Agent:
+    env = SignEnv(name, Signs(), copies)
+    return Agent(network, game, env, small(**settings).training, lambda agent: None)
+
+
+@pytest.fixture
+def network() -> ActorCritic:
+    torch.manual_seed(0)
+    return ActorCritic([2, 3], MINATAR)
+
+
+def test_games_share_one_trunk_and_have_heads_of_their_own(network: ActorCritic) -> None:
+    first, second = agent_of(network, 0, "two").policy, agent_of(network, 1, "three").policy
+    assert first.features_extractor.trunk is second.features_extractor.trunk is network.trunk
+    for policy, game in ((first, 0), (second, 1)):
+        assert policy.action_net is network.actors[game]
+        assert policy.value_net is network.critics[game]
+        held = {id(p) for group in policy.optimizer.param_groups for p in group["params"]}
+        own = [network.trunk, network.actors[game], network.critics[game]]
+        assert held == {id(p) for part in own for p in part.parameters()}
+
+
+def test_building_an_agent_leaves_the_weights_as_they_are_and_it_answers_as_the_network(network: ActorCritic) -> None:
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    policy = agent_of(network, 1, "three").policy
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    states = (torch.rand(5, 10, 10, 10) < 0.2).to(torch.uint8)
+    logits, values = network.logits_and_values(states, 1)
+    actions = torch.tensor([0, 1, 2, 0, 1])
+    found, likelihood, _ = policy.evaluate_actions(states, actions)
+    torch.testing.assert_close(found.squeeze(1), values)
+    torch.testing.assert_close(likelihood, logits.log_softmax(1).gather(1, actions.unsqueeze(1)).squeeze(1))
+
+
+def test_only_the_trunk_and_the_own_heads_learn(network: ActorCritic) -> None:
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    torch.manual_seed(0)
+    agent_of(network, 0, "two").go_on(0, 1)
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith(("trunk", "actors.0", "critics.0"))}
+
+
+def test_the_rate_falls_linearly_from_its_full_value_to_0_after_the_last_update(network: ActorCritic) -> None:
+    rates = []
+    agent = agent_of(network, 0, "two", steps=160, lr=0.5)
+    agent.updated = lambda agent: rates.append((agent.policy.optimizer.param_groups[0]["lr"], agent.rate))
+    agent.go_on(0, 2)
+    agent.go_on(2, 3)
+    assert rates == [(pytest.approx(rate), pytest.approx(rate)) for rate in (0.5, 0.4, 0.3, 0.2, 0.1)]
+
+
+def test_new_episodes_begin_when_it_goes_on(network: ActorCritic) -> None:
+    agent = agent_of(network, 0, "two")
+    begun = []
+    begin = agent.env.begin
+    agent.env.begin = lambda seeds: begun.append(1) or begin(seeds)
+    agent.go_on(0, 2)
+    agent.go_on(2, 1)
+    assert len(begun) == 2
+    assert agent.rollout_buffer.episode_starts[0].all()
+
+
+@pytest.mark.parametrize("where", ["batch", "rollout"])
+def test_advantages_are_standardised_where_the_setting_says(network: ActorCritic, where: str) -> None:
+    agent = agent_of(network, 0, "two", advantages=where)
+    agent.go_on(0, 1)
+    found = agent.rollout_buffer.advantages
+    standard = abs(found.mean()) < 1e-5 and abs(found.std(ddof=1) - 1) < 1e-3
+    assert standard == (where == "rollout")
+    assert agent.normalize_advantage == (where == "batch")
+
+
+def test_adam_counts_updates_if_it_shall(network: ActorCritic) -> None:
+    agent = agent_of(network, 0, "two", adam_counter="update")
+    assert isinstance(agent.policy.optimizer, AdamByUpdate)
+    agent.go_on(0, 2)
+    assert {float(state["step"]) for state in agent.policy.optimizer.state.values()} == {2.0}
+    counted = agent_of(network, 0, "two")
+    counted.go_on(0, 2)
+    assert {float(state["step"]) for state in counted.policy.optimizer.state.values()} == {4.0}
+
+
+def test_the_settings_reach_ppo(network: ActorCritic) -> None:
+    settings = {"gamma": 0.5, "gae_lambda": 0.6, "value_weight": 0.7, "entropy_weight": 0.8, "max_norm": 0.9}
+    agent = agent_of(network, 0, "two", **settings, clip_range=0.3, clip_values=0.4, adam_eps=1e-3)
+    assert (agent.gamma, agent.gae_lambda, agent.vf_coef, agent.ent_coef, agent.max_grad_norm) == (
+        *(0.5, 0.6, 0.7),
+        *(0.8, 0.9),
+    )
+    assert (agent.clip_range(1.0), agent.clip_range_vf(1.0), agent.n_epochs, agent.batch_size) == (0.3, 0.4, 1, 16)
+    assert agent.policy.optimizer.param_groups[0]["eps"] == 1e-3
+    assert agent_of(network, 0, "two", clip_values=None).clip_range_vf is None
+
+
+def test_the_states_of_the_last_update_are_those_that_were_seen(network: ActorCritic) -> None:
+    agent = agent_of(network, 0, "two")
+    seen: list[np.ndarray] = []
+    play = agent.env.play
+
+    def watched(actions: np.ndarray) -> object:
+        played = play(actions)
+        seen.append(played.frames)
+        return played
+
+    agent.env.play = watched
+    agent.go_on(0, 1)
+    states = agent.states()
+    assert states.shape == (32, 10, 10, 10)
+    assert states.dtype == torch.uint8
+    ours = {tuple(state.flatten().tolist()) for state in states}
+    assert {tuple(frame.flatten().tolist()) for frames in seen[:-1] for frame in frames} <= ours

@@ -1,0 +1,75 @@
+"""Atari games as they are: a few hundred steps of the real ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sgp.benchmarks.atari import Atari
+from sgp.registry import UnknownName
+from sgp.rl.atari import AtariEnv, stream
+from sgp.runs.games import GameError
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_papers_games_have_as_many_actions_as_they_have() -> None:
+    found = stream(Atari())
+    assert found.names == ["kung-fu-master", "boxing", "jamesbond", "krull", "riverraid", "space-invaders"]
+    assert found.actions == [14, 18, 18, 18, 18, 6]
+    assert found.inputs == (4, 84, 84)
+    assert all(game.scale is not None for game in found.games)
+
+
+def test_a_lost_life_ends_an_episode_but_not_the_game() -> None:
+    env = AtariEnv("space-invaders", Atari(episodic_life=True, sticky=0), copies=2, threads=1)
+    env.seed(1)
+    frames = env.reset()
+    assert frames.shape == (2, 4, 84, 84)
+    assert frames.dtype == np.uint8
+    random, ended, total, clipped = np.random.RandomState(0), 0, 0.0, set()
+    while not env.finished:
+        before = env._scores.copy()
+        _, rewards, done, told = env.step(random.randint(6, size=2))
+        clipped |= set(rewards.tolist())
+        ended += int(done[0])
+        if "score" in told[0]:
+            total = told[0]["score"]
+        else:
+            assert env._scores[0] >= before[0]
+    if total:
+        assert ended == 3  # lives
+    assert clipped <= {0.0, 1.0}
+    assert max(env.finished) > 10  # the game's own points, five for a shot in the lowest row
+
+
+def test_without_that_only_the_game_ends_it_and_seeds_repeat_it() -> None:
+    def played() -> tuple[list[int], list[float], int]:
+        env = AtariEnv("space-invaders", Atari(episode_steps=150, sticky=0.25), copies=2, threads=2)
+        env.seed(5)
+        sums, random = [int(env.reset().sum())], np.random.RandomState(3)
+        cut = 0
+        for _ in range(320):
+            frames, _, done, told = env.step(random.randint(6, size=2))
+            sums.append(int(frames.sum()))
+            for copy in np.flatnonzero(done):
+                assert "score" in told[copy]
+                cut += "TimeLimit.truncated" in told[copy]
+                if "TimeLimit.truncated" in told[copy]:
+                    assert told[copy]["terminal_observation"].shape == (4, 84, 84)
+        return sums, env.finished, cut
+
+    first, second = played(), played()
+    assert first == second
+    assert first[2] == 4  # two copies, twice in 320 steps
+
+
+def test_an_unknown_game_gets_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"no game 'space-invader': did you mean space-invaders"):
+        stream(Atari(games="boxing,space-invader"))
+
+
+def test_a_game_whose_file_is_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
+    with pytest.raises(GameError, match=r"the game boxing cannot be started \(.*boxing\.bin.*is its file in ale-py"):
+        stream(Atari(games="boxing"))
