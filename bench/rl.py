@@ -1,6 +1,6 @@
 """The paper's agent on a real Atari game, end to end: its steps with finetuning and with SGP, and where time goes.
 
-SGP's memory holds what it really finds in the states of an update, with the paper's threshold.
+SGP's memory has the ranks that bench.steps has for a step of the same agent.
 """
 
 import time
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 
+from bench import steps
 from bench.row import Row
 from bench.timing import take_turns
+from sgp.methods.gpm import GPM
 
 NEEDED = ("gymnasium", "ale_py", "stable_baselines3", "yaml")
-# What is learned, and what the memory holds states of.
-GAME, LEARNED = "boxing", "kung-fu-master"
+GAME = "boxing"
 # Agent steps per second of finetuning on two cores, and the share of them that SGP must reach.
 STEPS_PER_SECOND, SHARE = 160, 0.75
 
@@ -26,9 +27,8 @@ def rows(*, rounds: int) -> list[Row]:
     if not all(map(find_spec, NEEDED)):
         return []
     found = {method: _Measured(method) for method in ("finetune", "sgp")}
-    steps = found["sgp"].steps
     times = take_turns({method: each.update for method, each in found.items()}, rounds=rounds)
-    plain, sgp = (times.median(method) / steps for method in found)
+    plain, sgp = (times.median(method) / found[method].steps for method in found)
     parts = {method: each.parts() for method, each in found.items()}
     projection = max(0.0, parts["sgp"]["learning"] - parts["finetune"]["learning"])
     whole = parts["finetune"] | {"projection": projection}
@@ -48,7 +48,7 @@ def rows(*, rounds: int) -> list[Row]:
                 "game": GAME,
                 "steps per second": {"finetune": 1 / plain, "sgp": 1 / sgp},
                 "shares": shares,
-                "ranks": found["sgp"].ranks(),
+                "ranks": steps.PPO_RANKS,
                 "rounds": dict(times.seconds),
             },
         )
@@ -57,7 +57,7 @@ def rows(*, rounds: int) -> list[Row]:
 
 @dataclass
 class _Measured:
-    """A learner in its second game, whose method has taken in the first."""
+    """A learner in a later game."""
 
     method: str
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -71,22 +71,22 @@ class _Measured:
         from sgp.runs.folder import RunFolder
         from sgp.runs.games import GameConfig
 
-        config = configure("atari", self.method, games=f"{LEARNED},{GAME}", threads=torch.get_num_threads())
+        config = configure("atari", self.method, games=GAME, threads=torch.get_num_threads())
         assert isinstance(config, GameConfig)
         self.steps = config.training.update_steps
         stream = stream_of(config)
         self.learner = GameLearner(config, stream, RunFolder(Path()))
-        first = Agent(self.learner.network, 0, self._env(0), config.training, lambda agent: None)
-        first.go_on(0, 1)
-        self.learner.consolidate(0, first.states())
-        self.agent = Agent(self.learner.network, 1, self._env(1), config.training, self._updated)
+        if isinstance(self.learner.method, GPM):
+            found = steps.subspaces(self.learner.network, steps.PPO_RANKS, constant=True)
+            steps.remember(self.learner.method.memory, found)
+        self.agent = Agent(self.learner.network, 0, self._env(), config.training, self._updated)
         self.learner.attach(self.agent.policy.optimizer)
         self.update()  # so that everything has been allocated once
         self.seconds.clear()
 
-    def _env(self, game: int):  # type: ignore[no-untyped-def]
+    def _env(self):  # type: ignore[no-untyped-def]
         config = self.learner.config
-        env = self.learner.stream.games[game].make(config.training.envs, config.threads)
+        env = self.learner.stream.games[0].make(config.training.envs, config.threads)
         play = env.play
 
         def timed(actions):  # type: ignore[no-untyped-def]
@@ -116,10 +116,3 @@ class _Measured:
             "inference": self.seconds["play"] - self.seconds["env"],
             "learning": self.seconds["learning"],
         }
-
-    def ranks(self) -> dict[str, int]:
-        """How many bases the memory has in each layer."""
-        from sgp.methods.gpm import GPM
-
-        assert isinstance(self.learner.method, GPM)
-        return {name: int(space.rank.max()) for name, space in self.learner.method.memory.subspaces.items()}

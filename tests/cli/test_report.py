@@ -11,6 +11,7 @@ pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the ex
 from report.written import falling, written
 
 from sgp.cli import main
+from sgp.methods import METHODS
 from sgp.runs.config import configure
 
 OWN = """
@@ -76,7 +77,10 @@ def test_without_a_run_there_is_an_error_and_no_folder(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_a_method_of_the_users_own_stands_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_of_the_users_own_stands_beside_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))  # which is as it was after the test
     Path("mine.py").write_text(OWN)
     run("runs/one")
     config = Path("runs/mine/config.yaml")

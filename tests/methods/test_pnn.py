@@ -48,7 +48,7 @@ def learn(method: PNN, head: int, batch: Batch, *, steps: int = 2, lr: float = 0
     """A task in the way of the loop."""
     torch.manual_seed(head)
     method.begin(head, [batch])
-    optimizer = method.optimizer(lr)
+    optimizer = method.optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     method.network.train()
     for _ in range(steps):
@@ -279,7 +279,7 @@ def test_learning_goes_down_the_loss() -> None:
     learn(method, 0, batch_of(0))
     method.begin(1, [batch])
     before = F.cross_entropy(answers(method, 1, batch[0]), batch[1])
-    optimizer = method.optimizer(0.3)
+    optimizer = method.optimizer(torch.optim.SGD, 0.3)
     for _ in range(60):
         method.step(batch, 1, Moment(0, 0.0, 0.0), optimizer)
     assert F.cross_entropy(answers(method, 1, batch[0]), batch[1]) < 0.7 * before

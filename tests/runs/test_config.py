@@ -146,7 +146,7 @@ def test_a_value_out_of_range_is_refused_by_name(bad: dict[str, Any]) -> None:
 
 
 def test_settings_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="average goes with schedule=constant or cosine"):
+    with pytest.raises(ValueError, match="average goes with schedule=constant, cosine or linear"):
         configure("digits", "sgp", schedule="patience", average=0.9)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)

@@ -131,6 +131,8 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **named: object) -> "subprocess.Popen[str]":
+        # Where these tests run in the background a signal of the keyboard may be ignored, and that is inherited.
+        named = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)} | named
         process = subprocess.Popen(
             [sys.executable, "-m", "sgp", *arguments],
             cwd=tmp_path,

@@ -65,6 +65,9 @@ METHODS = {
     "den": (PURPLE, "v"),
     "rcl": (ORANGE, "P"),
     "apd": (BROWN, "s"),
+    "frozen": (GREY, "s"),
+    "lora": (RED, "^"),
+    "osf": (CYAN, "D"),
 }
 MARKERS = "osD^v<>PX"
 
