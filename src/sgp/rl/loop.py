@@ -32,7 +32,7 @@ from sgp.rl.games import GameEnv, GameStream
 from sgp.rl.patches import use_corner_patches
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.game_summary import write_tables
-from sgp.runs.games import GameConfig
+from sgp.runs.games import GameConfig, GameError
 from sgp.training import Watcher
 from sgp.training.evaluate import batches
 from sgp.training.loop import optimizer_state, restore_optimizer
@@ -125,7 +125,10 @@ class GameLearner:
         """Learn for some updates; a policy that is no numbers any more is told as what it is."""
         try:
             agent.go_on(done, updates)
-        except ValueError as error:  # of drawing from probabilities that are none
+        except (GameError, RunError):
+            raise
+        # Of drawing from probabilities that are none; which of them, depends on whether torch validates distributions.
+        except (ValueError, RuntimeError) as error:
             with torch.no_grad():
                 policy = self.network(torch.from_numpy(agent.seen), position)
             if bool(policy.isfinite().all()):
