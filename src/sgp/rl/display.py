@@ -6,16 +6,13 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from sgp.runs.games import GameConfig
-from sgp.training.display import span
+from sgp.training.display import LiveDisplay, span
 
 
-class GameDisplay:
+class GameDisplay(LiveDisplay):
     """Tells of each update at a terminal, and of each evaluation.
-
-    Use it as a context, and give it to the learner as a watcher.
 
     Args:
         console: where to.
@@ -24,28 +21,9 @@ class GameDisplay:
     """
 
     def __init__(self, console: Console, config: GameConfig, names: list[str]) -> None:
-        self.console = console
-        self.names = names
+        super().__init__(console, names)
         self.training = config.training
         self._begun = time.monotonic()
-        self._seen = 0
-        self._bar: TaskID | None = None
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> GameDisplay:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """An event of the run."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -33,9 +32,9 @@ from sgp.rl.patches import use_corner_patches
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.game_summary import write_tables
 from sgp.runs.games import GameConfig, GameError
-from sgp.training import Watcher
 from sgp.training.evaluate import batches
 from sgp.training.loop import optimizer_state, restore_optimizer
+from sgp.training.recorded import Recorded, Watcher
 from sgp.training.seeds import generator_for, seed_for
 
 EMPTY: Mapping[str, Any] = {}
@@ -46,7 +45,7 @@ HEADS = ("actors.*", "critics.*")
 STATES_AT_ONCE = 256
 
 
-class GameLearner:
+class GameLearner(Recorded):
     """One run on games: a network, a method and how far they are.
 
     Args:
@@ -57,10 +56,9 @@ class GameLearner:
     """
 
     def __init__(self, config: GameConfig, stream: GameStream, folder: RunFolder, *watchers: Watcher) -> None:
+        super().__init__(folder, *watchers)
         self.config = config
         self.stream = stream
-        self.folder = folder
-        self.watchers = watchers
         self.network = build_agent(config, stream)
         self.method = METHODS[config.method](self.network, config.settings, exclude=HEADS)
         if config.training.optimizer == "adam-on-projected" and not isinstance(self.method, GPM):
@@ -68,7 +66,6 @@ class GameLearner:
                 f"optimizer=adam-on-projected goes with a method that projects, such as sgp: {config.method} does not"
             )
         self._evaluated: dict[int, GameEnv] = {}
-        self._seconds: dict[str, float] = defaultdict(float)
         self._clock = time.perf_counter()
 
     def run(self) -> None:
@@ -239,15 +236,6 @@ class GameLearner:
         with self._timed("checkpoint"):
             self.folder.save(progress, parts)
 
-    def _log(self, event: str, **values: Any) -> None:
-        """Write an event, with the seconds that each phase has taken since the last one."""
-        if self._seconds:
-            values["seconds"] = {phase: round(seconds, 4) for phase, seconds in self._seconds.items()}
-            self._seconds.clear()
-        self.folder.log(event, **values)
-        for watcher in self.watchers:
-            watcher(event, values)
-
     def _env_seed(self, use: str, *position: int) -> int:
         """A seed of copies of a game, which count on from it and take 31 bits."""
         return seed_for(self.config.seed, use, *position) % 2**30
@@ -263,12 +251,6 @@ class GameLearner:
                 yield
             finally:
                 np.random.set_state(numpy)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[phase] += time.perf_counter() - start
 
 
 def build_agent(config: GameConfig, stream: GameStream) -> ActorCritic:

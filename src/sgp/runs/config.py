@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
 from sgp.methods import METHODS, Supervised
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, Preset, Recipe, has_recipe, settings
+from sgp.paper import PRESETS, RECIPES, has_recipe, settings
 from sgp.registry import unknown
 from sgp.runs.flat import GROUPS, Flat
 from sgp.runs.games import PPO, GameConfig
@@ -65,24 +65,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Config(Flat):
-    """One run of supervised training.
+    """One run of supervised training."""
 
-    Attributes:
-        stream: settings of the benchmark, of its own dataclass.
-        training: how each task is learned.
-        settings: settings of the method, of its own dataclass.
-    """
-
-    benchmark: str
-    """One of `sgp list benchmarks`."""
-    method: str
-    """One of `sgp list methods`."""
-    preset: Preset = "paper"
-    """paper: what the text says; reference: what the published code does; corrected: what is right."""
-    recipe: Recipe = "paper"
-    """paper: its training; fast: a cosine rate and averaged weights in fewer epochs."""
-    seed: int = 0
-    """Of the weights, the order of batches, dropout and everything else that is random."""
     network: str = "mlp"
     """One of `sgp list networks`."""
     statistics: Literal["batch", "stored"] = "batch"
@@ -95,13 +79,10 @@ class Config(Flat):
     """Of torch; 0 takes what is usual here. Another number may change the last bits."""
     channels_last: bool = True
     """Memory format of images, which is faster on a CPU."""
-    stream: object = None
     training: Training = field(default_factory=Training)
-    settings: object = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        super().__post_init__()
         if self.samples is not None and self.samples < 2:
             raise ValueError(f"samples must be at least 2, got {self.samples}")
         if self.threads < 0:

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
+
+from sgp.paper import Preset, Recipe
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("stream", "training", "settings")
 
 
+@dataclass(frozen=True)
 class Flat:
-    """What the configs of all kinds of runs share; each is a dataclass with the fields of GROUPS and more."""
+    """What the configs of all kinds of runs share.
 
-    stream: object
-    training: object
-    settings: object
+    Attributes:
+        stream: settings of the benchmark, of its own dataclass.
+        training: how each task is learned.
+        settings: settings of the method, of its own dataclass.
+    """
+
+    benchmark: str
+    """One of `sgp list benchmarks`."""
+    method: str
+    """One of `sgp list methods`."""
+    preset: Preset = "paper"
+    """paper: what the text says; reference: what the published code does; corrected: what is right."""
+    recipe: Recipe = "paper"
+    """paper: its training; fast, where there is one: a cosine rate and averaged weights in fewer epochs."""
+    seed: int = 0
+    """Of the weights, the order of batches, dropout, games and everything else that is random."""
+    stream: object = None
+    training: object = None
+    settings: object = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name, as on the command line."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sgp.networks import NETWORKS
-from sgp.paper import Preset, Recipe
 from sgp.runs.flat import Flat
 
 
@@ -108,37 +107,18 @@ class PPO:
 
 @dataclass(frozen=True)
 class GameConfig(Flat):
-    """One run on a stream of games.
+    """One run on a stream of games."""
 
-    Attributes:
-        stream: settings of the benchmark, of its own dataclass.
-        training: how each game is learned.
-        settings: settings of the method, of its own dataclass.
-    """
-
-    benchmark: str
-    """One of `sgp list benchmarks`."""
-    method: str
-    """One of `sgp list methods`."""
-    preset: Preset = "paper"
-    """paper: what the text says; reference: what the published code does; corrected: what is right."""
-    recipe: Recipe = "paper"
-    """paper: its training; there is no other for games."""
-    seed: int = 0
-    """Of the weights, the games, the agent's actions and everything else that is random."""
     network: str = "actor-critic"
     """An agent's, of `sgp list networks`."""
     threads: int = 0
     """Of torch and of the games; 0 takes what is usual here. Another number may change the last bits."""
     channels_last: bool = True
     """Memory format of observations and filters, which is faster on a CPU for large ones."""
-    stream: object = None
     training: PPO = field(default_factory=PPO)
-    settings: object = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        super().__post_init__()
         if self.threads < 0:
             raise ValueError(f"threads must be at least 0, got {self.threads}")
         NETWORKS[self.network]  # refuses a name that is not there

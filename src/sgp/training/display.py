@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -11,24 +11,20 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from sgp.runs.config import Config
 
 
-class Display:
-    """Tells of each epoch and each task.
+class LiveDisplay:
+    """A bar at a terminal, and lines that stay.
 
     Use it as a context, and give it to the learner as a watcher.
 
     Args:
         console: where to.
-        config: of the run.
         names: of the tasks.
     """
 
-    def __init__(self, console: Console, config: Config, names: list[str]) -> None:
+    def __init__(self, console: Console, names: list[str]) -> None:
         self.console = console
         self.names = names
-        self.epochs = config.training.epochs
-        self._task_begun = time.monotonic()
         self._seen = 0
-        self._task_seconds: list[float] = []
         self._bar: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -40,12 +36,28 @@ class Display:
             disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
+
+
+class Display(LiveDisplay):
+    """Tells of each epoch and each task.
+
+    Args:
+        console: where to.
+        config: of the run.
+        names: of the tasks.
+    """
+
+    def __init__(self, console: Console, config: Config, names: list[str]) -> None:
+        super().__init__(console, names)
+        self.epochs = config.training.epochs
+        self._task_begun = time.monotonic()
+        self._task_seconds: list[float] = []
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
         """An event of the run."""

@@ -7,12 +7,10 @@ no random state, and an evaluation more or less changes nothing.
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +26,7 @@ from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
+from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
 from sgp.training.statistics import estimate_statistics
@@ -38,13 +37,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": Adam, "ad
 STATISTICS_EXAMPLES = 1024
 
 
-class Watcher(Protocol):
-    """Is told of every event of a run, as it is written to the metrics."""
-
-    def __call__(self, event: str, values: dict[str, Any]) -> None: ...
-
-
-class Learner:
+class Learner(Recorded):
     """One run: a network, a method and how far they are.
 
     Args:
@@ -55,16 +48,14 @@ class Learner:
     """
 
     def __init__(self, config: Config, stream: Stream, folder: RunFolder, *watchers: Watcher) -> None:
+        super().__init__(folder, *watchers)
         self.config = config
         self.stream = stream
-        self.folder = folder
-        self.watchers = watchers
         self.network = build_network(config, stream)
         # Heads belong to single tasks and need no protection, unless all tasks share one.
         exclude = ["heads.*"] if len(stream.heads) > 1 else []
         self.method = METHODS[config.method](self.network, config.settings, exclude=exclude)
         self.accuracies: list[list[float]] = []
-        self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
         """Learn what is left to learn."""
@@ -337,27 +328,12 @@ class Learner:
             parts["average"] = average.state_dict()
         self.folder.save(progress, parts)
 
-    def _log(self, event: str, **values: Any) -> None:
-        """Write an event, with the seconds that each phase has taken since the last one."""
-        if self._seconds:
-            values["seconds"] = {phase: round(seconds, 4) for phase, seconds in self._seconds.items()}
-            self._seconds.clear()
-        self.folder.log(event, **values)
-        for watcher in self.watchers:
-            watcher(event, values)
-
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:
         """Torch's global random numbers for a use; those of before come back afterwards."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for(self.config.seed, use, *position))
             yield
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self._seconds[phase] += time.perf_counter() - start
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sgp.training.loop import Watcher
+from sgp.training.recorded import Watcher
 
 
 def tensorboard_watcher(folder: Path) -> list[Watcher]:
