@@ -16,7 +16,7 @@ from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods.gpm import GPM
-from sgp.runs.config import configure
+from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunFolder
 from sgp.runs.summary import seconds_by_phase
 from sgp.training import Learner
@@ -68,6 +68,7 @@ def _our_epoch(method: str, folder: RunFolder, task: Task) -> Callable[[], objec
     """One epoch of our loop with all that belongs to it, checkpoint included."""
     folder.path.mkdir()
     config = configure("split-cifar100", method, epochs=1)
+    assert isinstance(config, Config)
     learner = Learner(config, Stream(["first", task.name], (3, 32, 32), [10] * 10, lambda _: task), folder)
     if isinstance(learner.method, GPM):
         found = steps.subspaces(learner.network, steps.alexnet_ranks(), constant=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from bench.row import Row
 from bench.timing import take_turns
@@ -20,9 +20,10 @@ from sgp import paper
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import Batch, Moment, Supervised
 from sgp.methods.gpm import GPM
-from sgp.runs.config import configure
+from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunFolder
 from sgp.training import Learner
+from sgp.training.loop import OPTIMIZERS
 
 BENCHMARK, CLASSES = "split-cifar100", [10] * 10
 LEARNED, EXAMPLES, BATCH = 2, 320, 64
@@ -37,8 +38,9 @@ def rows(*, rounds: int) -> list[Row]:
     # Of all training on one GPU, whatever it consists of.
     published = paper.table("time", BENCHMARK)
     tasks = [_task(head) for head in range(LEARNED + 1)]
-    learners = {method: _learned(method, tasks[:LEARNED]) for method in METHODS}
-    ways = {method: _step(learner, tasks[LEARNED]) for method, learner in learners.items()}
+    stream = Stream([task.name for task in tasks[:LEARNED]], (3, 32, 32), CLASSES, tasks.__getitem__)
+    learners = {method: learned(_config(method), stream) for method in METHODS}
+    ways = {method: stepper(learner, tasks[LEARNED], 1) for method, learner in learners.items()}
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
     return [
         Row(
@@ -49,7 +51,7 @@ def rows(*, rounds: int) -> list[Row]:
             ratio=times.ratio(method, to="gpm"),
             published_ratio=published.get(method),
             goal=GOALS.get(method),
-            detail={"ranks": _ranks(learners[method]), "rounds": times.seconds[method]},
+            detail={"ranks": ranks(learners[method]), "rounds": times.seconds[method]},
         )
         for method in METHODS
     ]
@@ -71,29 +73,36 @@ def _smooth(noise: Tensor) -> Tensor:
     """Noise that is mostly grey, with amplitudes that fall with the frequency, of unit variance."""
     rows, columns = torch.fft.fftfreq(32), torch.fft.rfftfreq(32)
     frequency = torch.hypot(rows.unsqueeze(1), columns).clamp(min=1 / 32)
-    image = torch.fft.irfft2(torch.fft.rfft2(noise[:, :1] + noise / 2) / frequency**1.5, s=(32, 32))
+    image: Tensor = torch.fft.irfft2(torch.fft.rfft2(noise[:, :1] + noise / 2) / frequency**1.5, s=(32, 32))
     return image / image.std()
 
 
-def _learned(method: str, tasks: list[Task]) -> Learner:
-    """A method that has learned some tasks, one epoch each."""
+def _config(method: str) -> Config:
     config = configure(BENCHMARK, method, epochs=1, threads=torch.get_num_threads())
-    stream = Stream([task.name for task in tasks], (3, 32, 32), CLASSES, tasks.__getitem__)
+    assert isinstance(config, Config)
+    return config
+
+
+def learned(config: Config, stream: Stream) -> Learner:
+    """A method that has learned some tasks."""
     with tempfile.TemporaryDirectory() as place:
         learner = Learner(config, stream, RunFolder(Path(place)))
         learner.run()
     return learner
 
 
-def _step(learner: Learner, task: Task) -> Callable[[], object]:
-    """A step of a task that has begun, as the loop takes it."""
-    method, network = learner.method, learner.network
-    inputs = task.train.inputs[:BATCH].contiguous(memory_format=torch.channels_last)
-    batch, moment = (inputs, task.train.labels[:BATCH]), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
+def stepper(learner: Learner, task: Task, count: int) -> Callable[[], object]:
+    """Some steps of a task that has begun, as the loop takes them."""
+    method, network, training = learner.method, learner.network, learner.config.training
+    batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
     if isinstance(method, Supervised):
         method.begin(task.head, [(task.train.inputs, task.train.labels)])
-    lr = learner.config.training.lr
-    optimizer = method.optimizer(lr) if isinstance(method, Supervised) else SGD(network.parameters(), lr=lr)
+    kind = OPTIMIZERS[training.optimizer]
+    optimizer = (
+        method.optimizer(kind, training.lr)
+        if isinstance(method, Supervised)
+        else kind(network.parameters(), lr=training.lr)
+    )
     method.attach(optimizer)
     network.train()
 
@@ -103,10 +112,23 @@ def _step(learner: Learner, task: Task) -> Callable[[], object]:
         optimizer.step()
 
     step = method.step if isinstance(method, Supervised) else plain
-    return lambda: step(batch, task.head, moment, optimizer)
+
+    def steps() -> None:
+        for batch in batches[:count]:
+            step(batch, task.head, moment, optimizer)
+
+    return steps
 
 
-def _ranks(learner: Learner) -> dict[str, int]:
+def batches_of(task: Task, size: int) -> list[Batch]:
+    """A task's training examples."""
+    inputs, labels = task.train.inputs, task.train.labels
+    if inputs.dim() == 4:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
+
+
+def ranks(learner: Learner) -> dict[str, int]:
     """Bases of each layer, for methods that have them."""
     if not isinstance(learner.method, GPM):
         return {}

@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -79,23 +80,24 @@ class _Measured:
         if isinstance(self.learner.method, GPM):
             found = steps.subspaces(self.learner.network, steps.PPO_RANKS, constant=True)
             steps.remember(self.learner.method.memory, found)
-        self.agent = Agent(self.learner.network, 0, self._env(), config.training, self._updated)
+        self.agent = Agent(self.learner.network, 0, self._timed_games(), config.training, self._updated)
         self.learner.attach(self.agent.policy.optimizer)
         self.update()  # so that everything has been allocated once
         self.seconds.clear()
 
-    def _env(self):  # type: ignore[no-untyped-def]
+    def _timed_games(self) -> Any:
+        """The environment, whose own time is kept apart."""
         config = self.learner.config
         env = self.learner.stream.games[0].make(config.training.envs, config.threads)
         play = env.play
 
-        def timed(actions):  # type: ignore[no-untyped-def]
+        def timed(actions: Any) -> Any:
             start = time.perf_counter()
             played = play(actions)
             self.seconds["env"] += time.perf_counter() - start
             return played
 
-        env.play = timed
+        env.play = timed  # type: ignore[method-assign]
         return env
 
     def update(self) -> None:
@@ -105,7 +107,7 @@ class _Measured:
         self.agent.learn(self.steps, log_interval=None, reset_num_timesteps=False)
         self.done += 1
 
-    def _updated(self, agent) -> None:  # type: ignore[no-untyped-def]
+    def _updated(self, agent: Any) -> None:
         self.seconds["play"] += agent.played - self._begun
         self.seconds["learning"] += time.perf_counter() - agent.played
 

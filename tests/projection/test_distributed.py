@@ -1,9 +1,6 @@
 """Two real processes learn one memory."""
 
 import json
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from projection.team import processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -97,30 +95,6 @@ def process(out: str, mode: str) -> None:
     dist.destroy_process_group()
 
 
-def processes(out: Path, mode: str) -> list[dict[str, Any]]:
-    """Run two; what each of them left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = []
-    for rank in range(2):
-        environment = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        }
-        command = [sys.executable, "-W", "ignore", __file__, str(out), mode]
-        running.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for each in running:
-        _, errors = each.communicate(timeout=300)
-        assert each.returncode == 0, errors
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
-
-
 def projectors(path: Path) -> dict[str, Tensor]:
     """What a saved memory blocks in each layer, as matrices."""
     _, memory = learner()
@@ -141,7 +115,7 @@ def projectors(path: Path) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings("ignore:.*can hardly learn")
 @pytest.mark.parametrize("mode", ["whole", "few"])
 def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path) -> None:
-    outcomes = processes(tmp_path, mode)
+    outcomes = processes(__file__, tmp_path, mode)
     assert outcomes[0]["digest"] == outcomes[1]["digest"]
     model, memory = learner()
     options = {"samples": 7} if mode == "few" else {}
@@ -158,7 +132,7 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_failure_in_one_is_raised_in_all_and_nothing_changes(tmp_path: Path) -> None:
-    ours, theirs = processes(tmp_path, "fails")
+    ours, theirs = processes(__file__, tmp_path, "fails")
     assert theirs["error"].startswith("ValueError: the loader gave no batch")
     assert ours["error"].startswith(
         "RuntimeError: process 1 failed, and the memory is as it was: ValueError: the loader"
@@ -169,7 +143,7 @@ def test_a_failure_in_one_is_raised_in_all_and_nothing_changes(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["settings", "shapes", "alone"])
 def test_other_roads_end_alike_on_all_processes(mode: str, tmp_path: Path) -> None:
-    ours, theirs = processes(tmp_path, mode)
+    ours, theirs = processes(__file__, tmp_path, mode)
     if mode == "settings":
         assert "nothing" in ours["error"]
         assert "nothing" in theirs["error"]

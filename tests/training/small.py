@@ -137,3 +137,14 @@ def in_this_process(arguments: list[str]) -> None:
     from sgp.cli import main
 
     sys.exit(main(arguments))
+
+
+def in_a_team(rank: int, size: int, port: int, output: str, arguments: list[str]) -> None:
+    """Run the command in a process that was forked for it, as one of several; what it says goes to a file."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    from sgp.cli import main
+
+    sys.exit(main(arguments))

@@ -347,8 +347,8 @@ def test_a_run_that_is_stopped_right_after_a_checkpoint_has_its_tables_in_the_en
     run(tmp_path / "whole", config)
     path, save = tmp_path / "stopped", RunFolder.save
 
-    def save_and_stop(folder: RunFolder, progress: Any, parts: Any) -> None:
-        save(folder, progress, parts)
+    def save_and_stop(folder: RunFolder, progress: Any, *parts: Any) -> None:
+        save(folder, progress, *parts)
         if progress["task"] == 3:
             raise Stop
 

@@ -6,6 +6,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -24,18 +25,22 @@ from sgp.runs.folder import CONFIG, RunError, RunFolder
 from sgp.runs.games import GameConfig, GameError
 from sgp.training import Learner, Watcher
 from sgp.training.display import Display
+from sgp.training.parallel import ALONE, Team, TeamError, joined, processes_here, together, usual_threads
 from sgp.training.tensorboard import tensorboard_watcher
 
 if TYPE_CHECKING:
     from sgp.rl.display import GameDisplay
     from sgp.rl.loop import GameLearner
 
+# What a shell makes of a process that was interrupted.
+INTERRUPTED = 130
 USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [--preset NAME] [--recipe NAME] [OPTIONS]
 
   sgp run digits --method sgp --seed 1
   sgp run split-cifar100 --method gpm --preset reference --data DIR --epochs 5
   sgp run atari --method sgp --games kung-fu-master,boxing --steps 200_000
   sgp run runs/digits-sgp-paper-seed1 --resume
+  torchrun --nproc-per-node 2 -m sgp run split-cifar100 --method sgp
 
 --method   one of `sgp list methods` (sgp)
 --preset   paper: what the text says; reference: what the published code does; corrected: what is right (paper)
@@ -99,20 +104,38 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    try:
-        place, config, scripts = parse(arguments)
-        RunFolder.refuse_existing(place.folder(config), resume=place.resume)
-        # Bad settings and missing data show before a folder is made.
-        work = work_of(config, place.data)
-        work.learner(config, RunFolder(place.folder(config)))
-    except (ValueError, ImportError, RunError, GameError) as error:
+    with ExitStack() as stack:
+        team = Team()
+        try:
+            team = stack.enter_context(joined())
+            prepared = team.agreed(lambda: prepare(arguments, team))
+        except (ValueError, ImportError, RunError, GameError) as error:
+            status = tell(error, team)
+        else:
+            try:
+                status = start(*prepared, team)
+            except RunError as error:
+                status = tell(error, team)
+        if status != INTERRUPTED:
+            team.end()
+        return status
+
+
+def tell(error: Exception, team: Team) -> int:
+    """Say what is wrong, once for all processes; the exit status."""
+    if team.is_first:
         print(f"sgp run: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DataError | RunError | GameError) else 2
-    try:
-        return start(place, config, work, scripts)
-    except RunError as error:
-        print(f"sgp run: {error}", file=sys.stderr)
-        return 1
+    return 1 if isinstance(error, DataError | RunError | GameError) else 2
+
+
+def prepare(arguments: Sequence[str], team: Team) -> tuple[Place, AnyConfig, Work, list[str]]:
+    """What a command line asks for: bad settings and missing data show before a folder is made."""
+    place, config, scripts = parse(arguments)
+    config = together(config, team)
+    RunFolder.refuse_existing(place.folder(config), resume=place.resume)
+    work = work_of(config, place.data)
+    work.learner(config, RunFolder(place.folder(config)))
+    return place, config, work, scripts
 
 
 def work_of(config: AnyConfig, data: Path | None) -> Work:
@@ -122,8 +145,8 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
         assert isinstance(benchmark, Benchmark)
         tasks = benchmark.stream(config.stream, data, config.seed)
 
-        def learner(config: Config, folder: RunFolder, *watchers: Watcher) -> Learner:
-            return Learner(config, tasks, folder, *watchers)
+        def learner(config: Config, folder: RunFolder, *watchers: Watcher, team: Team = ALONE) -> Learner:
+            return Learner(config, tasks, folder, *watchers, team=team)
 
         return Work(list(tasks.names), learner, lambda console: Display(console, config, list(tasks.names)))
     games = stream_of(config)
@@ -131,7 +154,7 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
     from sgp.rl.display import GameDisplay
     from sgp.rl.loop import GameLearner
 
-    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher) -> GameLearner:
+    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher, team: Team = ALONE) -> GameLearner:
         return GameLearner(config, games, folder, *watchers)
 
     return Work(games.names, game_learner, lambda console: GameDisplay(console, config, games.names))
@@ -235,28 +258,47 @@ def _typed(place: Place, config: AnyConfig, target: str, arguments: Sequence[str
     return parsed.place, parsed.config
 
 
-def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = ()) -> int:
-    """Run a config, from its beginning or from its checkpoint. scripts: that it needs imported to be taken up again."""
-    console = Console()
+def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = (), team: Team = ALONE) -> int:
+    """Run a config, from its beginning or from its checkpoint.
+
+    Args:
+        place: where.
+        config: of the run.
+        work: what it does.
+        scripts: that it needs imported to be taken up again.
+        team: that learns it; its first process has the folder and speaks.
+    """
+    console = Console(quiet=not team.is_first)
     path = place.folder(config)
     # A batch system that ends a job asks first.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    command = ["sgp"] if team.size == 1 else ["torchrun", "--nproc-per-node", str(processes_here(team)), "-m", "sgp"]
     data = [] if place.data is None else ["--data", str(place.data)]
     imports = [word for script in scripts for word in ("--import", script)]
-    again = "go on with: " + shlex.join(["sgp", "run", str(path), "--resume", *data, *imports])
+    again = "go on with: " + shlex.join([*command, "run", str(path), "--resume", *data, *imports])
     try:
-        with RunFolder.begin(path, config, resume=place.resume) as folder:
-            torch.set_num_threads(folder.config().threads)
-            heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
-            console.print(heading, highlight=False, markup=False, soft_wrap=True)
-            for note in folder.notes:
-                console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        with ExitStack() as stack:
+
+            def begin() -> AnyConfig:
+                begun = RunFolder.begin(path, config, resume=place.resume, threads=usual_threads(team))
+                folder = stack.enter_context(begun)
+                heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
+                console.print(heading, highlight=False, markup=False, soft_wrap=True)
+                for note in folder.notes:
+                    console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+                return folder.config()
+
+            whole = team.from_first(begin)
+            torch.set_num_threads(whole.threads)
+            folder = RunFolder(path)
+            watchers = tensorboard_watcher(path) if team.is_first else []
             with work.display(console) as display:
-                work.learner(folder.config(), folder, display, *tensorboard_watcher(path)).run()
-            print_run(console, str(path), folder)
+                work.learner(whole, folder, display, *watchers, team=team).run()
+            if team.is_first:
+                print_run(console, str(path), folder)
     except KeyboardInterrupt:
         console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)
-        return 130
-    except (OSError, GameError) as error:
+        return INTERRUPTED
+    except (OSError, GameError, TeamError) as error:
         raise RunError(f"{error}; what was learned until the last checkpoint is kept, {again}") from error
     return 0

@@ -19,6 +19,7 @@ class Frozen(Supervised[NoSettings]):
     name = "frozen"
     description = "heads on the network as it is: the control for pretrained networks"
     Settings = NoSettings
+    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

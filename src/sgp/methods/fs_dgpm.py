@@ -103,6 +103,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     Settings: ClassVar[type[GPMSettings]] = FSDGPMSettings
     Memory = FreshMemory
     keeps_data = True
+    splits_batches = False
     settings: FSDGPMSettings
 
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -132,7 +133,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
 
     def attach(self, optimizer: Optimizer) -> None:
         # The gradients of steps uphill must be whole, so that inputs may not be replaced.
-        self.memory.attach(optimizer, road="gradient")
+        self.memory.attach(optimizer, road="gradient", every=self.settings.project_every)
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # All rates fall together.

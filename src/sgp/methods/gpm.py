@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Method, check_choices
 from sgp.projection import GradientMemory, Numerics
+from sgp.projection.distributed import Team
 from sgp.projection.layout import check_patterns, matches
+from sgp.projection.optim import Handle, Road
 from sgp.projection.statistic import Statistic
 from sgp.projection.subspace import Bases, minimal_rank
 
@@ -44,6 +46,8 @@ class GPMSettings:
     """Make new bases orthogonal to the old ones again; the published code does not."""
     bias: Literal["protect", "freeze"] = "protect"
     """Protect biases like weights, or freeze them after the first task as published."""
+    project_every: int = 1
+    """Project the change of so many steps at once, at least 1; 1 is the paper's algorithm, more is cheaper."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -55,6 +59,8 @@ class GPMSettings:
         for count in _values(self.memory_samples):
             if count < 1:
                 raise ValueError(f"memory_samples must be at least 1, got {count}")
+        if self.project_every < 1:
+            raise ValueError(f"project_every must be at least 1, got {self.project_every}")
 
 
 class WatchedMemory(GradientMemory):
@@ -92,6 +98,7 @@ class GPM(Method[GPMSettings]):
     description = "gradient projection memory: no step along directions of earlier tasks"
     Settings: ClassVar[type[GPMSettings]] = GPMSettings
     Memory: ClassVar[type[GradientMemory]] = WatchedMemory
+    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -109,6 +116,8 @@ class GPM(Method[GPMSettings]):
             # The run's own checkpoint has the weights.
             anchor=False,
         )
+        self._handle: Handle | None = None
+        self._steps = 0  # of optimizers before the one that is attached
         if isinstance(settings.memory_samples, dict):  # better now than after a task has been trained
             layers = [layer.layer for layer in self.memory.capacity().layers]
             check_patterns(network, settings.memory_samples, "memory_samples", layers)
@@ -125,7 +134,16 @@ class GPM(Method[GPMSettings]):
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
-        self.memory.attach(optimizer)
+        # The gradient of several processes is a sum, which the inputs of no single one account for.
+        road: Road = "auto" if Team().size == 1 else "applied"
+        if self._handle is not None:
+            self._steps = self._handle.steps
+        self._handle = self.memory.attach(optimizer, road=road, every=self.settings.project_every)
+        self._handle.steps = self._steps  # counted over the whole run
+
+    def settle(self) -> None:
+        if self._handle is not None:
+            self._handle.flush()
 
     @property
     def keeps_statistics(self) -> bool:
@@ -147,6 +165,8 @@ class GPM(Method[GPMSettings]):
                 mask=self._mask,
                 # After a resume the training steps were those of another process.
                 allow_unattached=True,
+                # Every process has all examples, which run through the network at once.
+                distributed=False,
             )
 
     def _mask(self, batch: Batch) -> Tensor | None:
@@ -155,10 +175,14 @@ class GPM(Method[GPMSettings]):
         return None if mask is None else mask(batch[0])
 
     def state_dict(self) -> dict[str, Any]:
-        return self.memory.state_dict()
+        state = self.memory.state_dict()
+        if self.settings.project_every > 1:  # where it is of no use it would have all bases written at every checkpoint
+            state["steps"] = self._steps if self._handle is None else self._handle.steps
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state)
+        self._steps = state.get("steps", 0)
 
     def bytes(self) -> dict[str, int]:
         spaces = {id(space): space for space in self.memory.subspaces.values()}.values()

@@ -40,6 +40,9 @@ class Method(ABC, Generic[S]):
         description: one line for `sgp list methods`.
         Settings: a frozen dataclass; a benchmark's values for it are in sgp.paper.
         keeps_data: whether examples of old tasks are stored.
+        splits_batches: whether several processes can each take a part of every batch, with their gradients summed when
+            the optimizer is about to step. Until then a method must do nothing to gradients but what commutes with a
+            mean, and learn nothing from batches; hooks on the step that it registers in `attach` see the sum.
 
     Args:
         network: what is trained.
@@ -51,6 +54,7 @@ class Method(ABC, Generic[S]):
     description: ClassVar[str]
     Settings: ClassVar[type[Any]]
     keeps_data: ClassVar[bool] = False
+    splits_batches: ClassVar[bool] = False
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         self.network = network
@@ -60,6 +64,9 @@ class Method(ABC, Generic[S]):
     @abstractmethod
     def attach(self, optimizer: Optimizer) -> None:
         """Act on every later step of this optimizer; those of earlier tasks are done with."""
+
+    def settle(self) -> None:
+        """Bring the weights to where the method wants them, before they are evaluated or saved."""
 
     @property
     def keeps_statistics(self) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sgp.projection.distributed import Team
 from sgp.projection.layout import Guard
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect, forward_of, no_trace
+from sgp.projection.sharded import laid_out_as, local, whole
 
 # A weight that has changed by less than this share of itself has only been rounded.
 ROUNDING = 2.0**-20
@@ -68,36 +71,39 @@ def check(
     """Measure one batch against a reference state dict."""
     model = protection.model
     guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
-    _refuse_unfit(reference, protection, guards)
+    team = Team(protection.is_sharded)  # then its forward passes are of all processes together
+    team.agreed(partial(_refuse_unfit, reference, protection, guards))
     names = [guard.name for guard in guards]
-    statistics = collect(
-        model,
-        [batch],
-        guards,
-        forward=forward,
-        samples=dict.fromkeys(names),
-        precise=dict.fromkeys(names, True),
+    statistics = team.agreed(
+        partial(
+            collect,
+            model,
+            [batch],
+            guards,
+            forward=forward,
+            samples=dict.fromkeys(names),
+            precise=dict.fromkeys(names, True),
+            in_step=team.in_step if protection.is_sharded else None,
+        )
     )
     run = forward or forward_of(model)
     present = tensors_of(model)
+    then_laid_out = {name: laid_out_as(value, present.get(name, value)) for name, value in reference.items()}
     with no_trace(model, ()):
         now = _outputs(run(batch))
         try:
-            model.load_state_dict(reference, strict=False)
+            model.load_state_dict(then_laid_out, strict=False)
             then = _outputs(run(batch))
         finally:
             model.load_state_dict(present, strict=False)
         layers = []
+        protection.reshard()
         for guard in guards:
+            old = _joint(guard, reference)
+            new = _joint(guard, {name: protection.parameter(name) for name in guard.parameters})
             if guard.name not in statistics:
                 continue
             statistic, subspace = statistics[guard.name], protection.subspaces[guard.name]
-            old = _joint(guard.block.matrix(reference[guard.weight]), guard, reference)
-            new = _joint(
-                guard.block.matrix(protection.parameter(guard.weight).detach()),
-                guard,
-                dict(model.named_parameters()),
-            )
             change = new - old.to(new.device)
             energy = float(statistic.energy().sum())
             moved = float(change.norm())
@@ -132,19 +138,20 @@ def _refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guard
     for name in {name for guard in guards for name in guard.parameters}:
         if name not in reference:
             raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
-        if reference[name].data_ptr() == protection.parameter(name).data_ptr():
+        given, own = local(reference[name]), protection.local(name)
+        if own.numel() and given.data_ptr() == own.data_ptr():
             raise ValueError(
                 "reference: these are the model's own tensors, which training changes; keep a copy, "
                 "copy.deepcopy(model.state_dict())"
             )
 
 
-def _joint(matrix: Tensor, guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Weight and protected bias as one matrix in float64. [groups, out, d]"""
-    matrix = matrix.detach().double()
+def _joint(guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
+    matrix = guard.block.matrix(whole(parameters[guard.weight])).double()
     if guard.bias is None:
         return matrix
-    return torch.cat([matrix, guard.block.vector(parameters[guard.bias].detach()).double().unsqueeze(-1)], dim=-1)
+    return torch.cat([matrix, guard.block.vector(whole(parameters[guard.bias])).double().unsqueeze(-1)], dim=-1)
 
 
 def _split(matrix: Tensor, guard: Guard) -> tuple[Tensor, Tensor | None]:

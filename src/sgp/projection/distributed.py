@@ -6,7 +6,7 @@ Each statistic is then summed on one process and decomposed there, and the bases
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,6 +77,32 @@ class Team:
             if message is not None:
                 raise RuntimeError(f"process {rank} failed, and the memory is as it was: {message}")
         return result
+
+    def in_step(self, batches: Iterator[Any], run: Callable[[Any], Any]) -> None:
+        """Run batches through a model whose forward passes are of all processes together, as where it is sharded.
+
+        A process that has come to its end runs its last batch again while others have one. If one has failed between
+        two passes, all stop here; :meth:`agreed` then tells them why.
+        """
+        batch: Any = None
+        goes_on = True
+        failure: Exception | None = None
+        while True:
+            try:
+                batch = next(batches) if goes_on else batch
+            except StopIteration:
+                goes_on = False
+            except Exception as error:
+                failure = error
+            said = self._gathered((goes_on, failure is not None))
+            if failure is not None:
+                raise failure
+            if any(failed for _, failed in said) or not any(more for more, _ in said):
+                return
+            try:
+                run(batch)
+            except Exception as error:
+                goes_on, failure = False, error
 
     def merged(self, statistics: Mapping[str, Statistic]) -> tuple[dict[str, Statistic], set[str]]:
         """Statistics over all processes, each on one of them; and all guards that have one somewhere."""

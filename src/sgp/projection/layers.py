@@ -49,12 +49,16 @@ class Block:
         if self.input_dim == 0 and (self.rows != (0, None) or self.groups != 1):
             raise ValueError(f"block of {self.weight!r}: with input_dim=0 it must be the whole parameter, in one group")
 
+    def inputs(self, weight: Tensor) -> int:
+        """How many inputs each matrix of the block has."""
+        return weight.shape[0] if self.input_dim == 0 else weight.shape[1:].numel()
+
     def matrix(self, weight: Tensor) -> Tensor:
         """The block of a weight, or of its like, as matrices [groups, out, inputs]: a view where possible."""
         if self.input_dim == 0:
             return weight.flatten(1).mT.unsqueeze(0)
         part = weight[slice(*self.rows)]
-        return part.reshape(self.groups, part.shape[0] // self.groups, -1)
+        return part.reshape(self.groups, part.shape[0] // self.groups, self.inputs(weight))
 
     def vector(self, bias: Tensor) -> Tensor:
         """The block of its bias: [groups, out]."""
@@ -68,6 +72,10 @@ class Block:
             part = weight[slice(*self.rows)]
             part.copy_(matrix.reshape(part.shape))
 
+    def write_vector(self, bias: Tensor, vector: Tensor) -> None:
+        """Put a vector [groups, out] back where :meth:`vector` took it from."""
+        bias[slice(*(self.bias_rows or self.rows))].copy_(vector.flatten())
+
     def embedded(self, matrix: Tensor, like: Tensor) -> Tensor:
         """A tensor like the parameter with these matrices in the block's place and 0 elsewhere; gradients flow."""
         if self.input_dim == 1 and self.rows == (0, None):
@@ -78,9 +86,8 @@ class Block:
 
     def embedded_bias(self, vector: Tensor, like: Tensor) -> Tensor:
         """The same for the bias. vector: [groups, out]"""
-        start, end = self.bias_rows or self.rows
         whole = torch.zeros_like(like)
-        whole[start:end] = vector.flatten()
+        self.write_vector(whole, vector)
         return whole
 
 
@@ -272,14 +279,7 @@ class MultiheadAttentionType(LayerType):
     def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         assert isinstance(module, nn.MultiheadAttention)
         named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        # The output projection multiplies what attention gives; an identity in its place shows that.
-        weight = module.out_proj.weight
-        identity: dict[str, Tensor] = {
-            "out_proj.weight": torch.eye(*weight.shape, dtype=weight.dtype, device=weight.device)
-        }
-        if module.out_proj.bias is not None:
-            identity["out_proj.bias"] = torch.zeros_like(module.out_proj.bias)
-        attended = torch.func.functional_call(module, identity, args, kwargs)[0]
+        attended = self._attended(module, *args, **kwargs)
         tensors = {name: named[name] for name in ("query", "key", "value")} | {"attended": attended}
         if attended.dim() == 2:  # one sequence without a batch dimension
             views = {id(tensor): tensor.unsqueeze(0) for tensor in tensors.values()}
@@ -289,3 +289,19 @@ class MultiheadAttentionType(LayerType):
             views = {id(tensor): tensor.transpose(0, 1) for tensor in tensors.values()}
         # One view per tensor, so that what was the same tensor before still is.
         return {name: views[id(tensor)] for name, tensor in tensors.items()}
+
+    def _attended(self, module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
+        """What the output projection multiplies: an identity in its place shows that.
+
+        Hooks are left out: those that gather a sharded module's weights would scatter them again behind this call.
+        """
+        own = module.out_proj._parameters
+        kept = dict(own)
+        weight, bias = module.out_proj.weight, module.out_proj.bias
+        try:
+            own["weight"] = torch.eye(*weight.shape, dtype=weight.dtype, device=weight.device)  # type: ignore[assignment]
+            own["bias"] = None if bias is None else torch.zeros_like(bias)  # type: ignore[assignment]
+            attended: Tensor = module.forward(*args, **kwargs)[0]
+        finally:
+            own.update(kept)
+        return attended

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 
 from sgp.projection.layers import Block, LayerType, layer_type_of
+from sgp.projection.sharded import local, refuse_layout, units_of
 
 BiasRule = Literal["protect", "freeze"]
 
@@ -115,7 +116,8 @@ def layout_of(
     and protect the bias if they did so before.
 
     Raises:
-        TypeError: a weight is parametrized, or ``strict`` and a layer type is not known.
+        TypeError: a weight is parametrized, or spread over processes in a way that steps cannot deal with, or
+            ``strict`` and a layer type is not known.
     """
     layout = Layout()
     held = held or {}
@@ -150,8 +152,10 @@ def layout_of(
                 if bias_name is not None:
                     reasons.setdefault(bias_name, LONE_BIAS)
                 continue
-            owner = storages.setdefault(weight.data_ptr(), weight)
-            if owner is not weight and weight.data_ptr() != 0:
+            shard = local(weight)
+            place = shard.data_ptr() if shard.numel() else 0
+            owner = storages.setdefault(place, weight)
+            if owner is not weight and place != 0:
                 raise TypeError(
                     f"layer {module_name!r}: its {block.weight} shares memory with {canonical[id(owner)]!r} but is "
                     "another parameter, so each step would be projected twice. Tie the parameters themselves"
@@ -163,7 +167,7 @@ def layout_of(
                 continue
             protect = bias == "protect" and offset is not None
             if name in held:
-                protect = protect and held[name] != block.matrix(weight).shape[-1]
+                protect = protect and held[name] != block.inputs(weight)
             else:
                 protect = protect and offset is not None and offset.requires_grad
             protect = protect and bias_name is not None and not matches(bias_name, exclude)
@@ -186,7 +190,24 @@ def layout_of(
         reasons |= dict.fromkeys(biases, f"{GUARDED_BIAS}, frozen ({why})")
 
     _sort_the_rest(model, layout, exclude=exclude, rest=rest, strict=strict, reasons=reasons, shared=shared)
+    refuse_layouts(layout, dict(model.named_parameters()).get, by_fsdp=bool(units_of(model)))
     return layout
+
+
+def refuse_layouts(layout: Layout, find: Callable[[str], Tensor | None], *, by_fsdp: bool) -> None:
+    """Raise if a parameter that is guarded or frozen is spread over processes in a way that steps cannot deal with.
+
+    Args:
+        layout: of a model.
+        find: gives a parameter of it by name, or None.
+        by_fsdp: whether ``fully_shard`` was called on a module of it.
+    """
+    weights = {guard.bias: find(guard.weight) for guard in layout.guards.values() if guard.bias is not None}
+    held = [name for guard in layout.guards.values() for name in guard.parameters]
+    for name in (*held, *layout.frozen):
+        parameter = find(name)
+        if parameter is not None:
+            refuse_layout(name, parameter, by_fsdp=by_fsdp, weight=weights.get(name))
 
 
 def _uses_by_unknown_types(model: nn.Module, exclude: Sequence[str]) -> dict[int, str]:

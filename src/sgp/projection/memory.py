@@ -27,6 +27,7 @@ from sgp.projection.optim import ROADS, Handle, Road, project, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect
+from sgp.projection.sharded import as_dtensor, is_laid_out_as, local
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
 from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
 from sgp.projection.tokens import TokenCounts, TokenSubspace, bases_of
@@ -156,7 +157,8 @@ class GradientMemory:
 
         Args:
             optimizer: holds parameters of the model; groups may be added later. Where a trainer has put a wrapper
-                around it (Accelerate, Lightning), the one inside is taken.
+                around it (Accelerate, Lightning), the one inside is taken. With ``fully_shard`` build it, and attach
+                it, after the model is sharded.
             road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step; ``"applied"``
                 always projects what was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
                 tries the input side of every linear layer, also where it can gain nothing, and refuses an optimizer
@@ -178,15 +180,16 @@ class GradientMemory:
             raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
         if every > 1 and road not in ("auto", "applied"):
             raise ValueError(f"road={road!r} acts on every single step; every={every} needs road='auto' or 'applied'")
+        self._protection.look_for_shards()
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         ours = {id(p): p for p in self.model.parameters() if id(p) in held}
         if not ours:
             raise ValueError(
                 "the optimizer holds none of the model's parameters: it was built for another model, or "
-                "before this one's parameters were replaced"
+                "before this one's parameters were replaced (fully_shard replaces them: build the optimizer after it)"
             )
         warn_if_inexact(optimizer, road)
-        half = sum(4 * p.numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
+        half = sum(4 * local(p).numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
         if half:
             warnings.warn(
                 "the model has 16-bit weights: the handle keeps a float32 master of those it guards (up "
@@ -217,7 +220,8 @@ class GradientMemory:
         state. All layers are computed before any is stored, so an update that fails changes nothing.
 
         Where torch.distributed has been set up, every process calls this with its own shard of the data, and all end
-        with the same memory, to the bit. A failure in one is raised in all.
+        with the same memory, to the bit. A failure in one is raised in all. Where the model is sharded
+        (``fully_shard``), a process with fewer batches runs its last one again while the others go on, uncounted.
 
         Args:
             batches: a DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input,
@@ -234,16 +238,23 @@ class GradientMemory:
             distributed: False leaves other processes out.
         """
         team = Team(distributed)
-        layout, known, thresholds, limits, passes = team.agreed(
-            partial(self._prepare, batches, samples, budget, allow_unattached)
-        )
-        guards, protection = layout.guards, self._protection
+        protection = self._protection
+        team.agreed(protection.look_for_shards)
+        if protection.is_sharded and not distributed:
+            raise ValueError("the model is sharded, so that no process can run it alone: leave distributed=False out")
+        for handle in protection.handles():
+            handle.flush()
+        layout, known, thresholds, limits, passes = team.agreed(partial(self._prepare, batches, samples, budget))
+        if not allow_unattached:
+            team.agreed(self._refuse_unattached)
+        guards = layout.guards
+        in_step = team.in_step if protection.is_sharded else None
         shares = {name: team.share(limit, batches) for name, limit in limits.items()}
         subspaces = known.copy()
         reached: set[str] = set()
         for members in passes:
             precise = {guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members}
-            gather = partial(collect, forward=forward, samples=shares, precise=precise, mask=mask)
+            gather = partial(collect, forward=forward, samples=shares, precise=precise, mask=mask, in_step=in_step)
             collected = team.agreed(partial(gather, self.model, batches, members))
             statistics, found = team.merged(collected)
             reached |= found
@@ -267,13 +278,10 @@ class GradientMemory:
         batches: Iterable[Any],
         samples: int | Mapping[str, int] | None,
         budget: int,
-        allow_unattached: bool,
     ) -> tuple[Layout, dict[str, Bases], dict[str, float], dict[str, int | None], list[list[Guard]]]:
         """What an update must know before it looks at any data: all that can be wrong without it is refused here."""
         _refuse_single_batch(batches)
         protection = self._protection
-        for handle in protection.handles():
-            handle.flush()
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
         held = {name: subspace.dimension for name, subspace in protection.subspaces.items()}
@@ -286,9 +294,6 @@ class GradientMemory:
         _warn_of_gone([name for name in known if name not in guards])
         thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
         limits = self._limits(samples, guards)
-        if not allow_unattached:
-            self._refuse_unattached()
-
         passes = list(_passes(self.model, guards.values(), budget))
         if len(passes) > 1 and isinstance(batches, Iterator):
             raise ValueError(
@@ -331,7 +336,8 @@ class GradientMemory:
         """A change of a layer's weight without what the memory blocks, for those who edit weights themselves.
 
         Args:
-            change: of the layer's weight, in its shape.
+            change: of the layer's weight, in its shape. Of a sharded weight it may be a whole tensor, or a DTensor
+                that is laid out as the weight is.
             layer: as :meth:`summary` calls it.
             bias: the change of the layer's bias, where that is protected with the weight.
 
@@ -352,12 +358,18 @@ class GradientMemory:
                     else "its bias is not protected with the weight, so leave bias= out"
                 )
             )
+        is_whole = as_dtensor(change) is None
         for name, given, own in (("change", change, weight), ("bias", bias, offset)):
             if given is not None and own is not None and given.shape != own.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
+            if given is not None and own is not None and not is_laid_out_as(given, change if is_whole else own):
+                raise ValueError(
+                    f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}"
+                )
         change, bias = change.clone(), None if bias is None else bias.clone()
         if layer in self._protection.subspaces:
-            project(guard, self._protection.subspace_for(guard), change, bias)
+            part = (guard.block, self._protection.subspace_for(guard)) if is_whole else self._protection.part(guard)
+            project(*part, local(change), None if bias is None else local(bias))
         return change if bias is None else (change, bias)
 
     def weigh(self, importances: Mapping[str, Tensor]) -> None:
@@ -402,6 +414,8 @@ class GradientMemory:
             forward: as in :meth:`update`.
             reference: a ``state_dict`` of the model to compare with, instead of the weights as of the last
                 update.
+
+        Where the model is sharded every process calls this, and is told of its own batch.
         """
         if self.tasks == 0:
             raise RuntimeError("there is nothing to check before the first update")
@@ -411,6 +425,7 @@ class GradientMemory:
                 "the weights as of the last update are not here (anchor=False, or the memory was loaded "
                 "into a model that has trained on): pass reference=, a state_dict of the model"
             )
+        self._protection.look_for_shards()
         return check(self._protection, batch, reference, forward)
 
     def state_dict(self) -> dict[str, Any]:
@@ -437,6 +452,7 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
+        self._protection.look_for_shards()
         saved = []
         for entry in state["subspaces"]:
             tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
@@ -602,8 +618,7 @@ def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
 
 def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
     """Groups, and input dimension with the constant of a protected bias."""
-    groups, _, inputs = guard.block.matrix(model.get_parameter(guard.weight)).shape
-    return groups, inputs + (guard.bias is not None)
+    return guard.block.groups, guard.block.inputs(model.get_parameter(guard.weight)) + (guard.bias is not None)
 
 
 def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[list[Guard]]:

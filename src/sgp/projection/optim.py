@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from sgp.projection.layers import Block
 from sgp.projection.layout import NOT_TRAINED, Guard
-from sgp.projection.subspace import Bases
+from sgp.projection.sharded import local, rows_of
+from sgp.projection.subspace import Blocking
 
 if TYPE_CHECKING:
     from sgp.projection.protection import Protection
@@ -112,11 +114,13 @@ class Handle:
     def flush(self) -> None:
         """Project what has been applied since the last projection, if that is not one step ago."""
         pending, self._pending = self._pending, []
+        if pending:
+            self._protection.reshard()
         changes = {name: self._change(name) for name in _names(pending)}
         for guard in pending:
             self._project_applied(guard, changes)
         for name in changes.keys() & self._masters.keys():
-            self._protection.parameter(name).copy_(self._masters[name])
+            self._protection.local(name).copy_(self._masters[name])
 
     @contextmanager
     def projected(self) -> Iterator[None]:
@@ -126,23 +130,26 @@ class Handle:
         """
         pending = list(self._pending)
         names = _names(pending)
-        weights = {name: self._protection.parameter(name).detach().clone() for name in names}
+        self._protection.reshard()
+        weights = {name: self._protection.local(name).clone() for name in names}
         kept = {name: self._kept[name].clone() for name in names}
         masters = {name: master.clone() for name, master in self._masters.items()}
         self.flush()
         try:
             yield
         finally:
+            self._protection.reshard()
             with torch.no_grad():
                 for name, weight in weights.items():
-                    self._protection.parameter(name).copy_(weight)
+                    self._protection.local(name).copy_(weight)
             self._kept |= kept
             self._masters, self._pending = masters, pending
 
     def state_dict(self) -> dict[str, Any]:
         """What a step needs beside model, optimizer and memory: the float32 masters of 16-bit weights, and the count.
 
-        Like every state dict, this projects what is still to be projected first, so nothing is pending in it.
+        Like every state dict, this projects what is still to be projected first, so nothing is pending in it. Where the
+        model is sharded, the masters are those of this process's shards: every process saves and loads its own.
         """
         self.flush()
         return {"steps": self.steps, "masters": dict(self._masters)}
@@ -188,7 +195,10 @@ class Handle:
         if self.every > 1:
             return "applied", f"the change of {self.every} steps is projected at once"
         why = self._why_not_gradient(guard, optimizer, groups, closure=closure)
-        return "applied" if why else "gradient", why
+        if why:
+            return "applied", why
+        is_sharded = guard.layer_type.is_linear and rows_of(self._protection.parameter(guard.weight)) is not None
+        return "gradient", "the input side needs the whole gradient, and the weight is sharded" if is_sharded else ""
 
     def _why_not_gradient(
         self, guard: Guard, optimizer: Optimizer, groups: Mapping[int, Mapping[str, Any]], *, closure: bool
@@ -226,12 +236,13 @@ class Handle:
         self._restore = []
         if protection.tasks == 0:
             return
+        protection.reshard()
         groups = _groups(optimizer)
         guards = self._guards(groups)
         names = {name for guard in guards for name in guard.parameters}
         protection.trained.update(name for name in names if id(protection.parameter(name)) in groups)
         # A bias of another optimizer changes with its weight; that is no training that nobody projected.
-        self._lent = [name for name in names - protection.trained if not protection.has_changed(name)]
+        self._lent = [name for name in sorted(names - protection.trained) if not protection.has_changed(name)]
         # torch passes the optimizer itself as the first positional argument.
         given = [a for a in args if a is not optimizer]
         closure = (given[0] if given else kwargs.get("closure")) is not None
@@ -250,7 +261,7 @@ class Handle:
             elif side is not None and side.mode != "off" and side.settle(weight, bias):
                 road = "input"
             else:
-                _project_gradient(guard, protection.subspace_for(guard), weight, bias)
+                _project_gradient(*protection.part(guard), weight, bias)
             if side is not None and side.mode != "trial" and road != "applied":
                 protection.proved[guard.name] = side.mode == "replace"
                 self.reason[guard.name] = side.why
@@ -260,7 +271,7 @@ class Handle:
         self._warn_of_held(protection.layout.frozen)
         self._pending = pending
         for name in {*self._restore, *_names(pending)} - kept:
-            self._keep(name, protection.parameter(name))
+            self._keep(name, protection.local(name))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -271,7 +282,7 @@ class Handle:
         if self.steps % self.every == 0:
             self.flush()
         for name in self._restore:
-            protection.parameter(name).copy_(self._kept[name])
+            protection.local(name).copy_(self._kept[name])
         protection.fingerprints |= protection.fingerprint(self._lent)
         protection.statistics.restore()
 
@@ -286,7 +297,7 @@ class Handle:
                 stacklevel=4,
             )
 
-    def _keep(self, name: str, parameter: nn.Parameter) -> None:
+    def _keep(self, name: str, parameter: Tensor) -> None:
         kept = self._kept.get(name)
         if (
             kept is None
@@ -294,7 +305,7 @@ class Handle:
             or kept.dtype != parameter.dtype
             or kept.device != parameter.device
         ):
-            self._kept[name] = parameter.detach().clone(memory_format=torch.preserve_format)
+            self._kept[name] = parameter.clone(memory_format=torch.preserve_format)
         else:
             kept.copy_(parameter)
         if parameter.dtype not in (torch.float16, torch.bfloat16):
@@ -303,11 +314,11 @@ class Handle:
             master = self._masters.get(name)
             # Whoever wrote to the weight since the last step is right.
             if master is None or not torch.equal(master.to(parameter.dtype), parameter):
-                self._masters[name] = parameter.detach().float()
+                self._masters[name] = parameter.float()
 
     def _change(self, name: str) -> Tensor:
         """What the optimizer did to a parameter; the buffer of what was kept is reused."""
-        parameter, kept = self._protection.parameter(name), self._kept[name]
+        parameter, kept = self._protection.local(name), self._kept[name]
         if name in self._masters:
             change = parameter.float() - kept.float()
             self._masters[name] += change
@@ -316,18 +327,20 @@ class Handle:
 
     def _project_applied(self, guard: Guard, changes: dict[str, Tensor]) -> None:
         """Take back what the step did inside the guarded subspace."""
-        protection, block = self._protection, guard.block
-        weight = self._masters.get(guard.weight, protection.parameter(guard.weight))
-        bias = None if guard.bias is None else self._masters.get(guard.bias, protection.parameter(guard.bias))
+        protection = self._protection
+        block, subspace = protection.part(guard)
+        weight = self._masters.get(guard.weight, protection.local(guard.weight))
+        bias = None if guard.bias is None else self._masters.get(guard.bias, protection.local(guard.bias))
         change = changes[guard.weight]
         bias_change = None if guard.bias is None else block.vector(changes[guard.bias])
         source = block.matrix(change)
-        target = block.matrix(weight.detach())
-        target_bias = None if bias is None else block.vector(bias.detach())
-        subspace = protection.subspace_for(guard)
+        target = block.matrix(weight)
+        target_bias = None if bias is None else block.vector(bias)
         subspace.take_away(source, bias_change, target, target_bias)
         if not _shares_storage(target, weight):
-            block.write(weight.detach(), target)
+            block.write(weight, target)
+        if bias is not None and target_bias is not None and not _shares_storage(target_bias, bias):
+            block.write_vector(bias, target_bias)
         if guard.weight in protection.layout.two_sided:  # the other side projects what this one has left
             subspace.take_away(source, None, source, None)
             if not _shares_storage(source, change):
@@ -349,10 +362,11 @@ class Handle:
         for i, parameter in enumerate(parameters):  # a joint change has both parts, though one may be zero before
             if buffers[i] is None:
                 buffers[i] = optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        subspace = self._protection.subspace_for(guard)
-        if known and _blocked_share(guard, subspace, *buffers) <= PROJECTED:
+        block, subspace = self._protection.part(guard)
+        here = [local(buffer) for buffer in buffers]
+        if known and _blocked_share(block, subspace, *here) <= PROJECTED:
             return
-        project(guard, subspace, *buffers)
+        project(block, subspace, *here)
 
 
 class _Flush:
@@ -380,12 +394,11 @@ def _groups(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
     return {id(p): group for group in optimizer.param_groups for p in group["params"]}
 
 
-def _blocked_share(guard: Guard, subspace: Bases, weight: Tensor, bias: Tensor | None = None) -> float:
+def _blocked_share(block: Block, subspace: Blocking, weight: Tensor, bias: Tensor | None = None) -> float:
     """The share of what has the shape of a block's weight and bias that lies along fully blocked bases."""
-    block, dtype = guard.block, subspace.importance.dtype
-    matrix = block.matrix(weight).to(dtype)
-    blocked = subspace.along_blocked(matrix, None if bias is None else block.vector(bias).to(dtype))
-    return float(blocked.norm()) / max(float(matrix.norm()), torch.finfo(dtype).tiny)
+    dtype = subspace.importance.dtype
+    vector = None if bias is None else block.vector(bias).to(dtype)
+    return subspace.blocked_share(block.matrix(weight).to(dtype), vector)
 
 
 def _release(protection: weakref.ref[Protection], token: object) -> None:
@@ -409,7 +422,7 @@ def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
         )
 
 
-def _project_gradient(guard: Guard, subspace: Bases, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+def _project_gradient(block: Block, subspace: Blocking, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
     """Eq. 3 on the gradients of a block, in place."""
     if weight.grad is None and (bias is None or bias.grad is None):
         return
@@ -417,19 +430,19 @@ def _project_gradient(guard: Guard, subspace: Bases, weight: nn.Parameter, bias:
         if parameter is not None and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     assert weight.grad is not None
-    project(guard, subspace, weight.grad, None if bias is None else bias.grad)
+    project(block, subspace, local(weight.grad), None if bias is None or bias.grad is None else local(bias.grad))
 
 
-def project(guard: Guard, subspace: Bases, weight: Tensor, bias: Tensor | None = None) -> None:
+def project(block: Block, subspace: Blocking, weight: Tensor, bias: Tensor | None = None) -> None:
     """Eq. 3 in place on what has the shape of a block's weight and bias, whatever its type and strides."""
-    block, dtype = guard.block, subspace.importance.dtype
+    dtype = subspace.importance.dtype
     matrix = block.matrix(weight).to(dtype)
     vector = None if bias is None else block.vector(bias).to(dtype)
     subspace.take_away(matrix, vector, matrix, vector)
     if not _shares_storage(matrix, weight):
         block.write(weight, matrix)
     if bias is not None and vector is not None and not _shares_storage(vector, bias):
-        block.vector(bias).copy_(vector)
+        block.write_vector(bias, vector)
 
 
 def _shares_storage(a: Tensor, b: Tensor) -> bool:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.input_side import InputSide
-from sgp.projection.layout import Guard, Layout
+from sgp.projection.layers import Block
+from sgp.projection.layout import Guard, Layout, refuse_layouts
 from sgp.projection.running_statistics import RunningStatistics
-from sgp.projection.subspace import Bases, Subspace
+from sgp.projection.sharded import Rows, local, part_of, reshard, rows_of, units_of
+from sgp.projection.subspace import Bases, Blocking, Subspace
 
 if TYPE_CHECKING:
     from sgp.projection.optim import Handle
@@ -50,12 +52,15 @@ class Protection:
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
         self._ready: dict[str, tuple[Bases, Bases]] = {}
+        self._parts: dict[str, tuple[tuple[Bases, Rows, Rows | None], tuple[Block, Blocking]]] = {}
         self._owners: dict[str, nn.Module] = {}
+        self._units: list[nn.Module] = []
 
     def store(self, tasks: int, layout: Layout, subspaces: Mapping[str, Bases]) -> None:
         """Make new subspaces the ones in force, all at once."""
         self.tasks, self.layout, self.subspaces = tasks, layout, dict(subspaces)
         self._ready.clear()
+        self._parts.clear()
         self._owners.clear()
         for name in {*layout.frozen, *(name for guard in layout.guards.values() for name in guard.parameters)}:
             self.parameter(name)  # remembered, should its module be wrapped later
@@ -77,6 +82,29 @@ class Protection:
         if parameter is None:
             raise RuntimeError(f"parameter {name!r} is gone from the model since the last update")
         return parameter
+
+    def local(self, name: str) -> Tensor:
+        """What this process has of a parameter: its own memory, without history."""
+        return local(self.parameter(name))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the model is spread over processes, so that they must run its forward passes together."""
+        return bool(self._units)
+
+    def look_for_shards(self) -> None:
+        """Take note of what the model is spread over, and put every shard in its place.
+
+        Raises:
+            TypeError: a parameter is laid out in a way that steps cannot deal with.
+        """
+        self._units = units_of(self.model)
+        self.reshard()
+        refuse_layouts(self.layout, self.find, by_fsdp=self.is_sharded)
+
+    def reshard(self) -> None:
+        """The parameters of the model are those that optimizers hold again, whatever ran before."""
+        reshard(self._units)
 
     def find(self, name: str) -> nn.Parameter | None:
         """A live parameter by name, or None; a user may have replaced it, or its module, since the last step.
@@ -122,12 +150,28 @@ class Protection:
             self._ready[guard.name] = (stored, ready)
         return ready
 
+    def part(self, guard: Guard) -> tuple[Block, Blocking]:
+        """What a step projects: a guard's block and subspace, cut to what this process has of its parameters."""
+        weight, bias = self.tensors(guard)
+        space, rows = self.subspace_for(guard), rows_of(weight)
+        if rows is None:
+            return guard.block, space
+        shape, bias_rows = (None, None) if bias is None else (bias.shape, rows_of(bias))
+        key = (space, rows, bias_rows)
+        known, part = self._parts.get(guard.name, (None, None))
+        if part is None or known is None or known[0] is not space or known[1:] != key[1:]:
+            part = part_of(guard.block, space, weight.shape, rows, shape, bias_rows)
+            if not self.subspaces[guard.name].is_compressed:
+                self._parts[guard.name] = (key, part)
+        return part
+
     def watch(self, guard: Guard, owner: object, *, always: bool) -> None:
         """Put a linear layer's input side on trial for an owner, if it can be watched and, unless always, may gain."""
         self.unwatch(guard, "")
         weight, bias = self.tensors(guard)
         gain = weight.numel() * self.subspaces[guard.name].width
         is_open = guard.layer_type.is_linear and len(guard.sources) == 1 and self.proved.get(guard.name, True)
+        is_open = is_open and rows_of(weight) is None
         if is_open and (always or gain > WORTH_WATCHING):
             module = self._owners[guard.weight]  # under its name there may be a wrapper by now
             subspace = self.subspace_for(guard)
@@ -168,27 +212,39 @@ class Protection:
         self._handles.append(weakref.ref(handle))
 
     def fingerprint(self, names: Iterable[str]) -> dict[str, str]:
-        """Per parameter its type and a number that any change of its bits changes."""
-        return {name: _fingerprint(self.parameter(name)) for name in names}
+        """Per parameter its type and a number that any change of its bits changes; the same on all processes."""
+        found = {}
+        for name in names:
+            parameter = self.parameter(name)
+            found[name] = f"{str(parameter.dtype).removeprefix('torch.')} {_fingerprint(parameter, parameter.dtype)}"
+        return found
 
     def has_changed(self, name: str) -> bool:
         """Whether a parameter's values are others than at the last update. A change of type alone is none."""
         parameter, then = self.find(name), self.fingerprints.get(name)
         if parameter is None or then is None:
             return False
-        dtype: torch.dtype = getattr(torch, then.split()[0])
+        name_of_type, number = then.split()
+        dtype: torch.dtype = getattr(torch, name_of_type)
         if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
             return False  # it was rounded since; what else happened cannot be told
-        return _fingerprint(parameter.to(dtype)) != then
+        return _fingerprint(parameter, dtype) != _wrapped(int(number))
 
 
-def _fingerprint(tensor: Tensor) -> str:
-    """Bits summed as integers, weighted by position: exact, whatever the order of summation."""
+def _fingerprint(parameter: Tensor, dtype: torch.dtype) -> int:
+    """Bits summed as integers, weighted by position: exact, whatever the order of summation and whoever has them."""
+    tensor, rows = local(parameter).to(dtype), rows_of(parameter)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     total = 0
-    start = 1
-    for bits in torch.split(tensor.detach().contiguous().view(width).flatten(), 2**20):
+    start = 1 if rows is None else 1 + rows.start * parameter.shape[1:].numel()
+    for bits in torch.split(tensor.contiguous().view(width).flatten(), 2**20):
         position = torch.arange(start, start + bits.numel(), device=bits.device)
         total += int((bits.to(torch.int64) * position).sum())
         start += bits.numel()
-    return f"{str(tensor.dtype).removeprefix('torch.')} {total}"
+    total = _wrapped(total)
+    return total if rows is None else int(rows.summed(torch.tensor(total)))
+
+
+def _wrapped(number: int) -> int:
+    """As 64 bits hold it: the sum of pieces does not depend on where a tensor was cut."""
+    return (number + 2**63) % 2**64 - 2**63

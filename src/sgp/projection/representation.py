@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from sgp.projection.layers import LayerType, layer_type_of
 from sgp.projection.layout import Guard
+from sgp.projection.sharded import reshard, units_of
 from sgp.projection.statistic import Statistic
 from sgp.projection.tokens import TokenCounts
 
@@ -33,6 +34,7 @@ def collect(
     samples: Mapping[str, int | None],
     precise: Mapping[str, bool],
     mask: Callable[[Any], Tensor | None] | None = None,
+    in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
 ) -> dict[str, Statistic]:
     """One pass over the batches: the statistic of every guard that saw an input.
 
@@ -47,27 +49,27 @@ def collect(
         precise: per guard, whether to multiply in float64.
         mask: gives for a batch which positions count, [samples, positions], or None if all do. Without it that is
             the ``attention_mask`` of a batch that has one.
+        in_step: runs batches where that is an affair of several processes. It may run the last one again, which does
+            not count, and no pass is broken off in the middle.
 
     Raises:
         FloatingPointError: an input holds NaN or an infinity; the message names the layer.
         ValueError: there is no batch, or a batch cannot be understood.
     """
-    collector = _Collector(model, guards, samples, precise, mask or attention_mask)
+    collector = _Collector(model, guards, samples, precise, mask or attention_mask, breaks_off=in_step is None)
     run = forward or forward_of(model)
     limits = [samples[guard.name] for guard in guards]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
     if any(limit is not None for limit in limits):
         _warn_unless_shuffled(batches)
     with no_trace(model, batches), collector.hooked():
-        for batch in batches:
-            collector.begin(batch)
-            run(batch)
-            collector.end()
-            if most is not None and collector.seen >= most:
-                break
-    if collector.seen == 0:
-        raise ValueError("the loader gave no batch: there is nothing to take a representation from")
+        (in_step or _one_by_one)(collector.watched(batches, most), run)
     return collector.statistics
+
+
+def _one_by_one(batches: Iterator[Any], run: Callable[[Any], Any]) -> None:
+    for batch in batches:
+        run(batch)
 
 
 class _Collector:
@@ -80,6 +82,8 @@ class _Collector:
         samples: Mapping[str, int | None],
         precise: Mapping[str, bool],
         mask: Callable[[Any], Tensor | None],
+        *,
+        breaks_off: bool,
     ) -> None:
         self.seen = 0  # samples of the batches that are done
         self._model = model
@@ -88,7 +92,9 @@ class _Collector:
         self._mask_of = mask
         self._mask: Tensor | None = None
         self._batch: int | None = None
-        self._busy = False
+        self._busy = True  # but while a batch is watched
+        self._breaks_off = breaks_off
+        self._failure: Exception | None = None
         self._readers: dict[str, list[tuple[Guard, str]]] = {}  # module -> its guards and the input that each reads
         for guard in guards:
             for source in guard.sources:
@@ -101,12 +107,27 @@ class _Collector:
         """Of every guard that saw an input; those that read the same tensors throughout have the same object."""
         return {name: shared.statistic for name, shared in self._shared.items()}
 
-    def begin(self, batch: Any) -> None:
+    def watched(self, batches: Iterable[Any], most: int | None) -> Iterator[Any]:
+        """Batches up to a number of samples; what the model does with one is seen until the next is asked for."""
+        for batch in batches:
+            self._begin(batch)
+            yield batch
+            self._end()
+            if most is not None and self.seen >= most:
+                return
+        if self.seen == 0:
+            raise ValueError("the loader gave no batch: there is nothing to take a representation from")
+
+    def _begin(self, batch: Any) -> None:
         self._batch = batch_size(batch)
         mask = self._mask_of(batch)
         self._mask = None if mask is None else mask.bool()
+        self._busy = False
 
-    def end(self) -> None:
+    def _end(self) -> None:
+        self._busy = True
+        if self._failure is not None:
+            raise self._failure
         self.seen += self._batch or 1
         self._begun.clear()
         for shared in {id(shared): shared for shared in self._shared.values()}.values():
@@ -123,7 +144,7 @@ class _Collector:
 
     def _hook(self, name: str, readers: list[tuple[Guard, str]]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._busy:  # a layer type may call the module itself to see an inner input
+            if self._busy or self._failure is not None:  # a layer type may call the module itself to see an inner input
                 return
             self._busy = True
             try:
@@ -131,6 +152,10 @@ class _Collector:
                 for guard, key in readers:
                     if self._wanted(guard, inputs[key]):
                         self._read(name, guard, module, inputs[key])
+            except Exception as error:
+                if self._breaks_off:
+                    raise
+                self._failure = error  # the others are in the middle of this pass
             finally:
                 self._busy = False
 
@@ -379,7 +404,10 @@ def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
 
 @contextmanager
 def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
-    """Eval mode without gradients; training flags, buffers and every random state come back as they were."""
+    """Eval mode without gradients; training flags, buffers and every random state come back as they were.
+
+    What a forward pass has gathered of a sharded model is let go of.
+    """
     modes = {module: module.training for module in model.modules()}
     # Eval mode leaves running statistics alone, but not every module has only those.
     buffers = [
@@ -397,6 +425,7 @@ def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
+            reshard(units_of(model))
             for module, training in modes.items():
                 module.training = training
             for module, name, buffer, value in buffers:

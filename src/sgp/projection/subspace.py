@@ -96,7 +96,40 @@ def accumulate(old: Tensor, new: Tensor) -> Tensor:
     return (old + new).clamp(max=1.0)
 
 
-class Bases(ABC):
+class Blocking(ABC):
+    """What a step needs of bases and importances.
+
+    Attributes:
+        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
+    """
+
+    importance: Tensor
+
+    @abstractmethod
+    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+        """Eq. 3, in place: subtract from the target what the bases block of the source, source M Lambda M^T.
+
+        With the source as its own target this projects a gradient; with a weight change as source and the
+        weight as target it projects what an optimizer applied.
+
+        Args:
+            source: matrices that meet the input on their last side. [groups, out, inputs]
+            source_bias: the part that meets the constant input, if there is one. [groups, out]
+            target: as source.
+            target_bias: as source_bias.
+        """
+
+    @abstractmethod
+    def blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+        """The share of matrices that lies along bases of importance 1.
+
+        Args:
+            matrix: meets the input on its last side. [groups, out, inputs]
+            bias: meets the constant input, if there is one. [groups, out]
+        """
+
+
+class Bases(Blocking):
     """What bases and importances of a layer's inputs can do, whatever the bases are kept as.
 
     Attributes:
@@ -104,7 +137,6 @@ class Bases(ABC):
         rank: number of bases of each group. [groups] int64
     """
 
-    importance: Tensor
     rank: Tensor
 
     @property
@@ -189,20 +221,6 @@ class Bases(ABC):
         """
 
     @abstractmethod
-    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
-        """Eq. 3, in place: subtract from the target what the bases block of the source, source M Lambda M^T.
-
-        With the source as its own target this projects a gradient; with a weight change as source and the
-        weight as target it projects what an optimizer applied.
-
-        Args:
-            source: matrices that meet the input on their last side. [groups, out, inputs]
-            source_bias: the part that meets the constant input, if there is one. [groups, out]
-            target: as source.
-            target_bias: as source_bias.
-        """
-
-    @abstractmethod
     def held(self, statistic: Statistic) -> Tensor:
         """The energy of a representation that lies in the bases, of each group. [groups]"""
 
@@ -214,6 +232,10 @@ class Bases(ABC):
             matrix: meets the input on its last side. [groups, out, inputs]
             bias: meets the constant input, if there is one. [groups, out]
         """
+
+    def blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+        blocked = self.along_blocked(matrix, bias)
+        return float(blocked.norm()) / max(float(matrix.norm()), torch.finfo(matrix.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -285,6 +307,11 @@ class Subspace(Bases):
 
     def weighed(self, importance: Tensor) -> Subspace:
         return replace(self, importance=importance)
+
+    def of_groups(self, groups: slice) -> Subspace:
+        """Only some of the groups."""
+        scale = None if self.scale is None else self.scale[groups]
+        return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
     def held(self, statistic: Statistic) -> Tensor:
         return statistic.energy_through(self.to(self.basis.device, torch.float64).basis.mT)

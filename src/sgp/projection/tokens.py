@@ -99,6 +99,11 @@ class TokenSubspace(Bases):
     def weighed(self, importance: Tensor) -> TokenSubspace:
         return replace(self, importance=importance)
 
+    def among(self, start: int, stop: int) -> TokenSubspace:
+        """Only the tokens from ``start`` to before ``stop``, counted from there."""
+        here = (self.tokens >= start) & (self.tokens < stop)
+        return TokenSubspace(self.tokens[here] - start, self.importance[:, here], torch.tensor(stop - start))
+
     def state_dict(self) -> dict[str, Tensor]:
         return {"tokens": self.tokens, "importance": self.importance, "size": self.size}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sgp import paper
 from sgp.report import games, palette, words
-from sgp.report.collect import Run
+from sgp.report.collect import REPEATS, TECHNICAL, Run
 from sgp.report.groups import Group, main_scope, plain_ones, reference_of
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
 from sgp.training.display import span
@@ -173,11 +173,7 @@ def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     for each in groups:
         values = each.first.settings
         if "alpha" in values and not each.is_joint:
-            others = tuple(
-                f"{k}={v!r}"
-                for k, v in values.items()
-                if k not in ("alpha", "seed", "order", "threads", "channels_last")
-            )
+            others = tuple(f"{k}={v!r}" for k, v in values.items() if k not in ("alpha", *REPEATS, *TECHNICAL))
             studies.setdefault(others, []).append(each)
     found = [study for study in studies.values() if len(study) > 1]
     for number, study in enumerate(found):

@@ -9,6 +9,7 @@ from typing import Any
 from sgp import paper
 from sgp.methods import METHODS
 from sgp.report import words
+from sgp.report.collect import REPEATS, TECHNICAL
 from sgp.report.groups import Group, reference_of, relative_transfer
 from sgp.runs.config import configure
 from sgp.training.display import span
@@ -295,4 +296,4 @@ def settings(groups: Sequence[Group]) -> Table:
 
 
 # Of the run itself, and told in other columns.
-KNOWN_ELSEWHERE = ("benchmark", "method", "preset", "recipe", "seed", "order", "threads", "channels_last")
+KNOWN_ELSEWHERE = ("benchmark", "method", "preset", "recipe", *REPEATS, *TECHNICAL)

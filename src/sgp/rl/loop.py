@@ -106,6 +106,7 @@ class GameLearner(Recorded):
                 env.seed(self._env_seed("games", position, done))
                 self._clock = time.perf_counter()
                 self._go_on(position, agent, done, stretch)
+                self.method.settle()
             done += stretch
         self._finish(position, agent)
 

@@ -54,8 +54,14 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, path: Path, config: AnyConfig, *, resume: bool) -> Iterator[RunFolder]:
+    def begin(cls, path: Path, config: AnyConfig, *, resume: bool, threads: int | None = None) -> Iterator[RunFolder]:
         """The folder of a new run, or with `resume` of one that was stopped; no other process may have it meanwhile.
+
+        Args:
+            path: of the folder.
+            config: of the run.
+            resume: whether one that is there is gone on with.
+            threads: how many are usual, for a config that does not say; without it torch's own number.
 
         Raises:
             RunError: there is a run already, or one of another config, or another process is at it.
@@ -69,7 +75,7 @@ class RunFolder:
         with folder._alone():
             known = folder.config() if (path / CONFIG).exists() else None
             if config.threads == 0:
-                config = replace(config, threads=known.threads if known else torch.get_num_threads())
+                config = replace(config, threads=known.threads if known else threads or torch.get_num_threads())
             if known is None:
                 folder._write(CONFIG, as_yaml(config))
             other = list(differences(config, known)) if known else []
@@ -138,22 +144,26 @@ class RunFolder:
         """All events that are whole, in their order."""
         return list(read_metrics(self.path / METRICS))
 
-    def save(self, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+    def save(
+        self,
+        progress: Mapping[str, Any],
+        parts: Mapping[str, dict[str, Any]],
+        found: Mapping[str, str] | None = None,
+    ) -> None:
         """Write a checkpoint; the one before stays valid until this one is on the disk.
 
         Args:
             progress: plain values.
             parts: states with tensors. One that has not changed since the last checkpoint is not written again.
+            found: their digests, if they are known already.
         """
         (self.path / PARTS).mkdir(exist_ok=True)
         names = {}
-        for name, state in parts.items():
+        for name, digest in (found or digests(parts)).items():
             # Called by what is in it: weights that are also the best ones are written once.
-            content = {"format": FORMAT, "state": dict(state)}
-            digest = storage.digest(content)
             names[name] = f"{digest[:32]}.safetensors"
             if not (self.path / PARTS / names[name]).exists():
-                storage.write(self.path / PARTS / names[name], content, digest)
+                storage.write(self.path / PARTS / names[name], _content(parts[name]), digest)
         if (self.path / METRICS).exists():
             with (self.path / METRICS).open("rb+") as file:
                 os.fsync(file.fileno())
@@ -230,6 +240,16 @@ class RunFolder:
             except BlockingIOError:
                 raise RunError(f"another process is running {self.path}") from None
             yield
+
+
+def digests(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Of what is in each part of a checkpoint."""
+    return {name: storage.digest(_content(state)) for name, state in parts.items()}
+
+
+def _content(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a part's file."""
+    return {"format": FORMAT, "state": dict(state)}
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

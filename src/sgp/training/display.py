@@ -33,7 +33,7 @@ class LiveDisplay:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not console.is_terminal or console.quiet,
         )
 
     def __enter__(self) -> Self:

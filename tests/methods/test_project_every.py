@@ -1,0 +1,60 @@
+"""Projecting the change of several steps at once, as a setting of a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
+pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
+
+from training.small import events, of_kind, run, run_with_stops, same_weights, small, stream_of, trace
+
+from sgp.runs.config import configure
+from sgp.runs.folder import RunFolder
+from sgp.training import Learner
+
+# No divisor of the steps of an epoch, so that the count goes on from one epoch to the next.
+EVERY = 5
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
+    config = small("sgp", project_every=EVERY, optimizer="adamw", lr=1e-3)
+    whole = run(tmp_path / "whole", config)
+    stopped = run_with_stops(tmp_path / "stopped", config, (1, 1), (1, 2), (2, 2))
+    assert same_weights(whole.network, stopped.network)
+    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
+
+
+def test_it_is_another_run_that_keeps_what_is_blocked(tmp_path: Path) -> None:
+    weights = {}
+    for every in (1, EVERY):
+        config = small("gpm", project_every=every, optimizer="adamw", lr=1e-3, tasks=2)
+        learner = run(tmp_path / str(every), config)
+        weights[every] = learner.network.hidden[0].weight.detach().clone()  # type: ignore[union-attr, index]
+        first, last = of_kind(events(tmp_path / str(every)), "task")
+        assert last["accuracies"][0] == pytest.approx(first["accuracies"][0], abs=5)
+    assert not torch.equal(weights[1], weights[EVERY])
+
+
+def test_weights_are_evaluated_projected(tmp_path: Path) -> None:
+    """At the end of an epoch nothing is left to project, wherever the count is."""
+    pending: list[int] = []
+
+    def watch(event: str, values: object) -> None:
+        if event == "epoch":
+            handle = learner.method._handle  # type: ignore[attr-defined]
+            pending.append(len(handle._pending))
+
+    config = small("sgp", project_every=10**6, optimizer="adamw", lr=1e-3, tasks=2)
+    with RunFolder.begin(tmp_path, config, resume=False) as folder:
+        learner = Learner(config, stream_of(config), folder, watch)
+        learner.run()
+    assert pending == [0] * 4
+
+
+def test_an_impossible_number_and_averaged_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="project_every must be at least 1, got 0"):
+        configure("digits", "sgp", project_every=0)
+    with pytest.raises(ValueError, match="project_every goes with average=0"):
+        configure("digits", "sgp", project_every=2, average=0.9, schedule="cosine")
