@@ -97,3 +97,19 @@ def test_what_is_compared_is_the_most_that_was_learned_without_studies_of_a_sett
     assert [(each.method, each.setting) for each in compared] == [("gpm", ""), ("sgp", "")]
     only_studies = [each for each in groups_of(tmp_path) if each.setting == "alpha 25"]
     assert plain_ones(only_studies) == only_studies
+
+
+def test_partial_runs_are_compared_where_most_methods_learned_the_same(tmp_path: Path) -> None:
+    digits(tmp_path, "sgp", epochs=9)
+    for method in ("finetune", "sgp"):
+        digits(tmp_path, method, epochs=2)
+    assert {each.first.settings["epochs"] for each in main_scope(groups_of(tmp_path))} == {2}
+    digits(tmp_path, "sgp")  # one that was learned in full counts for more than any number of others
+    assert [each.setting for each in main_scope(groups_of(tmp_path))] == [""]
+
+
+def test_scrambled_pixels_are_told_where_they_are_not_the_presets(tmp_path: Path) -> None:
+    config = configure("cifar100-superclass", "den", threads=1, tasks=5, pixels="scrambled")
+    written(tmp_path / "run", config, falling(5))
+    (only,) = groups_of(tmp_path)
+    assert only.setting == "pixels scrambled; partial: 5 of 20 tasks"

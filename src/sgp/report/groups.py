@@ -23,7 +23,7 @@ BOUNDS = ("multitask", "stl")
 # What two runs must have in common for their times, memories and accuracies to say something of each other.
 SCOPE = ("benchmark", "preset", "recipe", "tasks", "epochs", "samples", "kind", "pixels", "games", "steps")
 # How much was learned.
-AMOUNTS = ("tasks", "epochs", "samples", "steps", "games", "pixels")
+AMOUNTS = ("tasks", "epochs", "samples", "steps", "games")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Group:
         config = self.first.config
         parts = [f"preset {config.preset}"] if config.preset != "paper" else []
         parts += [f"recipe {config.recipe}"] if config.recipe != "paper" else []
-        told = AMOUNTS if self.partial else ()
+        told = (*AMOUNTS, *(["pixels"] if self.changes.get("pixels") == "true" else [])) if self.partial else ()
         parts += [f"{name} {words.plain(value)}" for name, value in self.changes.items() if name not in told]
         partial = [f"partial: {self.partial}"] if self.partial else []
         return "; ".join(filter(None, (", ".join(parts), *partial)))
@@ -214,8 +214,13 @@ def relative_transfer(group: Group, reference: Group) -> float:
 
 
 def main_scope(groups: Sequence[Group]) -> list[Group]:
-    """Of the groups of a benchmark those that are compared: the most of it that was learned, the same by all."""
-    best = max(groups, key=lambda each: (each.is_whole, len(each.first.names), _epochs(each), -each.number))
+    """Of the groups of a benchmark those that are compared: the most tasks, then methods, that learned the same."""
+
+    def amount(group: Group) -> tuple[object, ...]:
+        methods = {each.method for each in groups if each.scope == group.scope}
+        return group.is_whole, len(group.first.names), len(methods), _epochs(group), -group.number
+
+    best = max(groups, key=amount)
     return [each for each in groups if each.scope == best.scope]
 
 
