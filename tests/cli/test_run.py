@@ -340,6 +340,11 @@ def test_a_loss_that_is_no_number_is_told_with_advice(capsys: pytest.CaptureFixt
     assert "is no number after epoch 1: try a lower --lr" in capsys.readouterr().err
 
 
+def test_training_that_a_method_cannot_do_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", "digits", "--method", "apd", "--optimizer", "adamw", *SMALL]) == 1
+    assert "sgp run: apd cannot learn on mlp so: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
+
+
 def test_a_damaged_checkpoint_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     (tmp_path / NAME / "checkpoint.json").write_text("{")

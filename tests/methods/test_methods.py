@@ -256,3 +256,10 @@ def test_a_layer_without_a_number_of_samples_is_named() -> None:
     settings = GPMSettings(memory_samples={"0": 5})
     with pytest.raises(ValueError, match=r"no pattern matches the layer '1'"):
         METHODS["gpm"](nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), settings)
+
+
+@pytest.mark.parametrize("name", ["trgp", "fs-dgpm"])
+def test_methods_that_compute_with_bases_refuse_embeddings_by_name(name: str) -> None:
+    network = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 2))
+    with pytest.raises(TypeError, match=f"'0' is an embedding, whose bases are tokens, and {name} has no form"):
+        METHODS[name](network, METHODS[name].Settings())

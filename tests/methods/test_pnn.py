@@ -256,7 +256,7 @@ class Odd(nn.Module):
     [
         (Odd(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.Flatten()), (4, 2, 2), "'layers.1' has 2 groups"),
         (Odd(nn.Linear(4, 4), again=True), (4,), "'layers.0' runs more than once"),
-        (Odd(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), (4,), "'layers.1' is a LayerNorm"),
+        (Odd(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), (4,), "'layers.1' is of type LayerNorm"),
     ],
 )
 def test_networks_without_columns_are_refused_by_name(network: nn.Module, shape: tuple[int, ...], words: str) -> None:

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.calls import recorded
-from sgp.methods.gpm import GPM, GPMSettings
+from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
 from sgp.methods.method import Batch
 from sgp.methods.replay import ReplaySettings, example_rows, joined
 from sgp.methods.supervised import Moment, Supervised
@@ -110,6 +110,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         super().__init__(network, settings, exclude=exclude)
         self.buffer = Reservoir(settings.memory_size)
         self._layout = layout_of(network, exclude=exclude, bias=settings.bias, rest=settings.norms, strict=False)
+        refuse_embeddings(self.name, self._layout)
         # By layer: lambda, or u of which lambda is the sigmoid; and momentum of that.
         self._soft: dict[str, Tensor] = {}
         self._soft_momentum: dict[str, Tensor] = {}

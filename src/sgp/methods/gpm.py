@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from sgp.methods.method import Batch, Method, check_choices
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.distributed import Team
-from sgp.projection.layout import check_patterns, matches
+from sgp.projection.layout import Layout, check_patterns, matches
 from sgp.projection.optim import Handle, Road
 from sgp.projection.statistic import Statistic
 from sgp.projection.subspace import Bases, minimal_rank
@@ -215,6 +215,13 @@ def curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
     falling = values.sort(descending=True).values
     at = sorted({round(position) for position in positions.tolist()}) if len(falling) else []
     return [(position, float(f"{falling[position - 1]:.4g}")) for position in at]
+
+
+def refuse_embeddings(method: str, layout: Layout) -> None:
+    """Raise if a layout guards an embedding, for methods that compute with bases that are vectors."""
+    for name, guard in layout.guards.items():
+        if guard.layer_type.is_lookup:
+            raise TypeError(f"{name!r} is an embedding, whose bases are tokens, and {method} has no form for those")
 
 
 def _threshold(start: float, step: float, task: int) -> float:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.methods.gpm import GPM, GPMSettings
+from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
 from sgp.methods.method import Batch
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection import GradientMemory, Subspace
@@ -198,6 +198,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
         super().__init__(network, settings, exclude=exclude)
         self.memory.without_strongest = settings.appended == "all-but-strongest"
         layout = layout_of(network, exclude=exclude, bias=settings.bias, rest=settings.norms, strict=False)
+        refuse_embeddings(self.name, layout)
         unscaled = [settings.unscaled] if settings.unscaled else []
         check_patterns(network, unscaled, "unscaled", layout.guards)
         # A weight that meets inputs on both sides has no one space.

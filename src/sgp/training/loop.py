@@ -59,7 +59,10 @@ class Learner(Recorded):
         self.network = build_network(config, stream)
         # Heads belong to single tasks and need no protection, unless all tasks share one.
         exclude = ["heads.*"] if len(stream.heads) > 1 else []
-        self.method = METHODS[config.method](self.network, config.settings, exclude=exclude)
+        try:
+            self.method = METHODS[config.method](self.network, config.settings, exclude=exclude)
+        except TypeError as error:  # a layer that the method cannot deal with
+            raise ValueError(f"{config.method} does not go with the network {config.network}: {error}") from error
         self.accuracies: list[list[float]] = []
 
     def run(self) -> None:
@@ -114,11 +117,14 @@ class Learner(Recorded):
                     f"task {number} ({task.name}) has no validation examples, which schedule=patience needs: "
                     "try a larger --validation"
                 )
-        if isinstance(self.method, Supervised) and "schedule" not in progress:
-            with self._timed("begin"), self._seeded("begin", position):
-                for task in tasks:
-                    self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
-        optimizer = self._optimizer()
+        try:
+            if isinstance(self.method, Supervised) and "schedule" not in progress:
+                with self._timed("begin"), self._seeded("begin", position):
+                    for task in tasks:
+                        self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
+            optimizer = self._optimizer()
+        except (TypeError, ValueError) as error:  # a layer, or a way of training, that the method cannot deal with
+            raise RunError(f"{self.config.method} cannot learn on {self.config.network} so: {error}") from error
         # Before the method, which is to see the gradient of the whole batch.
         self.team.attach(optimizer)
         self.method.attach(optimizer)
