@@ -114,7 +114,7 @@ class Twice(nn.Module):
         (Small(Twice(), second=16), "an input of layer 'second' is not 0"),
         (Small(nn.Unflatten(1, (1, 8))), "which units are they"),
         (Small(nn.LayerNorm(8)), "'between' is of type LayerNorm"),
-        (Small(nn.PReLU()), "'between' is a PReLU"),
+        (Small(nn.PReLU()), "'between' is of type PReLU"),
         (Small(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(8))), r"BatchNorm 'between.1' does not follow a layer directly"),
         (Small(nn.ZeroPad1d((0, 1)), second=9), "layer 'second' has 9 inputs, which the 8 units of 'first' do not fit"),
     ],

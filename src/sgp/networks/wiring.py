@@ -103,7 +103,9 @@ def find_wiring(network: nn.Module, inputs: Tensor, head: int, *, exclude: Seque
     norms = {name: each for name, each in modules.items() if isinstance(each, _BatchNorm)}
     for name, module in modules.items():
         if name not in layers and name not in norms and not matches(name, exclude) and _has_own_parameters(module):
-            raise TypeError(f"{name!r} is of type {type(module).__name__}: only Linear, Conv2d and BatchNorm can be gated")
+            raise TypeError(
+                f"{name!r} is of type {type(module).__name__}: only Linear, Conv2d and BatchNorm can be gated"
+            )
     owners = _owners_of_norms(network, layers, norms, inputs, head)
     for name in norms:
         if name not in owners and not matches(name, exclude):
