@@ -14,6 +14,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the
 from training.small import run, run_with_stops, small, trace
 
 from sgp.methods import METHODS
+from sgp.methods.frozen import Frozen, FrozenSettings
 from sgp.methods.lora import LoRASettings
 from sgp.methods.osf import OSFSettings
 from sgp.networks import MLP, ResNet18
@@ -32,6 +33,30 @@ def test_the_frozen_network_changes_in_its_heads_alone(tmp_path: Path) -> None:
     # No row falls: heads are all that is learned.
     rows = learner.accuracies
     assert all(row[0] == rows[0][0] for row in rows)
+
+
+def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    torch.manual_seed(0)
+    network, settings = MLP((6, 8), (3, 3)), FrozenSettings(head_decay=0.01)
+    method = METHODS["frozen"](network, settings, exclude=["heads.*"])
+    assert isinstance(method, Frozen)
+    inputs, labels = torch.randn(200, 6), torch.randint(0, 3, (200,))
+    before = {name: parameter.clone() for name, parameter in network.named_parameters()}
+    method.begin(1, [(inputs[:120], labels[:120]), (inputs[120:], labels[120:])])
+    assert {n for n, p in network.named_parameters() if not torch.equal(p, before[n])} <= {
+        "heads.1.weight",
+        "heads.1.bias",
+    }
+    features: list[Any] = []
+    hook = network.heads.register_forward_pre_hook(lambda _, given: features.append(given[0]))
+    answers = network(inputs, 1).softmax(1)
+    hook.remove()
+    other = LogisticRegression(C=1 / (200 * 0.01), fit_intercept=network.heads[1].bias is not None, tol=1e-8)
+    other.fit(features[0].detach().numpy(), labels.numpy())
+    theirs = torch.from_numpy(other.predict_proba(features[0].detach().numpy())).float()
+    torch.testing.assert_close(answers, theirs, atol=1e-3, rtol=0)
 
 
 def test_a_network_without_heads_cannot_be_frozen() -> None:
@@ -93,6 +118,7 @@ def test_without_peft_the_message_says_what_to_install(monkeypatch: pytest.Monke
         (lambda: LoRASettings(lora_rank=0), "lora_rank"),
         (lambda: LoRASettings(lora_scale=0), "lora_scale"),
         (lambda: OSFSettings(preserved=1.0), "preserved"),
+        (lambda: FrozenSettings(head_decay=0.0), "head_decay"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(make: Any, name: str) -> None:

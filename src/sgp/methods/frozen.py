@@ -3,49 +3,110 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.nn import functional as F
+from torch.optim import LBFGS, Optimizer
 
-from sgp.methods.method import Batch, NoSettings
+from sgp.methods.method import Batch
 from sgp.methods.supervised import Moment, Supervised
-from sgp.projection.layout import matches
+from sgp.networks.heads import Heads
+
+# Steps of L-BFGS, far more than a head has been seen to need.
+MOST_STEPS = 1000
 
 
-class Frozen(Supervised[NoSettings]):
-    """Linear heads on features that do not change."""
+@dataclass(frozen=True)
+class FrozenSettings:
+    """Of heads on features that do not change."""
+
+    head_decay: float = 1e-3
+    """mu of the penalty mu/2 |W|^2 on a head's weights, above 0: without one, classes that can be told apart have no
+    best head."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.head_decay < float("inf"):
+            raise ValueError(f"head_decay must be above 0 and finite, got {self.head_decay}")
+
+
+class Frozen(Supervised[FrozenSettings]):
+    """The best linear heads on features that do not change.
+
+    A head is found at the start of its task, from the features of all examples at once:
+    argmin over W, b of the mean cross-entropy + mu/2 |W|^2, a convex problem, by L-BFGS to convergence. Epochs only
+    measure it.
+    """
 
     name = "frozen"
     description = "heads on the network as it is: the control for pretrained networks"
-    Settings = NoSettings
+    Settings = FrozenSettings
     splits_batches = True
 
-    def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:
+    def __init__(self, network: nn.Module, settings: FrozenSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
-        # A head that all tasks share is not among what belongs to single ones.
-        heads = self.exclude or ("heads.*",)
-        self._body = [name for name, _ in network.named_parameters() if not matches(name, heads)]
-        if len(self._body) == len(list(network.parameters())):
-            raise ValueError(f"frozen trains heads alone, and the network has none called {', '.join(heads)}")
+        heads = dict(network.named_children()).get("heads")
+        if not isinstance(heads, Heads):
+            raise ValueError("frozen trains heads alone, and the network has none: give it sgp.networks.heads.Heads")
+        self._heads = heads
 
     @property
     def trained(self) -> nn.Module:
-        for name in self._body:
-            self.network.get_parameter(name).requires_grad_(False)
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad_(name.startswith("heads."))
         return self.network
 
     @property
     def keeps_statistics(self) -> bool:
         return True
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer: what has no gradient does not move."""
+    def begin(self, head: int, batches: Iterable[Batch]) -> None:
+        features, labels = self._features(head, batches)
+        layer = self._heads[0 if len(self._heads) == 1 else head]
+        assert isinstance(layer, nn.Linear)
+        optimizer = LBFGS(
+            layer.requires_grad_(True).parameters(),
+            max_iter=MOST_STEPS,
+            tolerance_grad=1e-6,
+            tolerance_change=1e-10,
+            line_search_fn="strong_wolfe",
+        )
 
-    def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            penalty = self.settings.head_decay / 2 * layer.weight.square().sum()
+            value = F.cross_entropy(layer(features), labels) + penalty
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        optimizer.zero_grad()
+
+    @torch.no_grad()
+    def _features(self, head: int, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """What the heads see of all examples, and their labels."""
+        seen: list[Tensor] = []
+        labels = []
+        hook = self._heads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        self.network.eval()
+        try:
+            for inputs, own in batches:
+                self.network(inputs, head)
+                labels.append(own)
+        finally:
+            hook.remove()
+        return torch.cat(seen), torch.cat(labels)
+
+    def attach(self, optimizer: Optimizer) -> None:
+        """Nothing acts on the optimizer, which takes no steps."""
+
+    @torch.no_grad()
+    def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # Features as they are at test: dropout and batch statistics are for training what is below.
         self.network.eval()
-        return super().loss(batch, head, moment)
+        return self.loss(batch, head, moment).item()
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         """Nothing is kept of a task but its head."""
