@@ -1,5 +1,6 @@
 """The page of committed runs, made from their folders: ``python -m bench.results`` writes results/README.md."""
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -68,7 +69,24 @@ def tables() -> str:
         own = sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_order)
         if own:
             lines += [f"### {title}", "", *_table(own), "", "```sh", *map(_command, own), "```", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_speeds()])
+
+
+def _speeds() -> list[str]:
+    """What ``make bench`` has measured."""
+    measured = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    machine = f"{measured['cpu']}, {measured['threads']} threads, torch {measured['torch']}, {measured['date'][:10]}"
+    header = ["measured", "against", "ratio", "published", "goal"]
+    rows = [
+        [row["name"], row["against"], *(_ratio(row[key]) for key in ("ratio", "published_ratio", "goal"))]
+        for row in measured["rows"]
+    ]
+    caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
+    return ["### Speed and memory", "", _line(header), _line(["---"] * 5), *map(_line, rows), "", caption, ""]
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"1/{1 / value:.0f}" if value < 0.2 else f"{value:.2f}"
 
 
 def _table(groups: list[list[Run]]) -> list[str]:
