@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import epoch, methods, peak, rl, steps, texts, update
-from bench.row import Row
+from bench.row import Row, as_ratio
 
 MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "texts", "update", "peak")
 
@@ -66,8 +66,8 @@ def table(rows: list[Row], where: dict[str, object]) -> Table:
     for row in rows:
         amounts = [_amount(row.amounts.get(way), row.unit) for way in ("plain", "sgp", "published")]
         style = {True: "green", False: "red", None: ""}[row.met]
-        ratio = f"[{style}]{_ratio(row.ratio)}[/]" if style else _ratio(row.ratio)
-        view.add_row(row.name, *amounts, ratio, _ratio(row.published_ratio), _ratio(row.goal))
+        ratio = f"[{style}]{as_ratio(row.ratio)}[/]" if style else as_ratio(row.ratio)
+        view.add_row(row.name, *amounts, ratio, as_ratio(row.published_ratio), as_ratio(row.goal))
     return view
 
 
@@ -77,12 +77,6 @@ def _amount(value: float | None, unit: str) -> str:
     if unit == "bytes":
         return f"{value / 2**20:.0f} MiB"
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
-
-
-def _ratio(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"1/{1 / value:.0f}" if value < 0.2 else f"{value:.2f}"
 
 
 def main() -> None:

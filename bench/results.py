@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, pstdev
 
+from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.runs.config import AnyConfig, as_command
@@ -78,15 +79,11 @@ def _speeds() -> list[str]:
     machine = f"{measured['cpu']}, {measured['threads']} threads, torch {measured['torch']}, {measured['date'][:10]}"
     header = ["measured", "against", "ratio", "published", "goal"]
     rows = [
-        [row["name"], row["against"], *(_ratio(row[key]) for key in ("ratio", "published_ratio", "goal"))]
+        [row["name"], row["against"], *(as_ratio(row[key]) for key in ("ratio", "published_ratio", "goal"))]
         for row in measured["rows"]
     ]
     caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
     return ["### Speed and memory", "", _line(header), _line(["---"] * 5), *map(_line, rows), "", caption, ""]
-
-
-def _ratio(value: float | None) -> str:
-    return "" if value is None else f"1/{1 / value:.0f}" if value < 0.2 else f"{value:.2f}"
 
 
 def _table(groups: list[list[Run]]) -> list[str]:

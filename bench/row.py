@@ -33,3 +33,10 @@ class Row:
     def met(self) -> bool | None:
         """Whether the goal was reached; None without a goal."""
         return None if self.goal is None else self.ratio <= self.goal
+
+
+def as_ratio(value: float | None) -> str:
+    """In a table: small ones as fractions, nothing where there is none."""
+    if value is None:
+        return ""
+    return f"1/{1 / value:.0f}" if value < 0.2 else f"{value:.2f}"
