@@ -18,6 +18,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from sgp.report.write import write_report
 from sgp.runs.config import configure
@@ -134,9 +135,18 @@ def test_arrow_keys_tell_the_values_of_a_plot(browser: webdriver.Chrome) -> None
 
 def test_the_pointer_tells_the_value_it_is_at(browser: webdriver.Chrome) -> None:
     mark = browser.find_element(By.CSS_SELECTOR, "#figure-digits-learned .mark")
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", mark)
+    # The page hears of a scroll with its next frame, and hides then what the pointer was at before.
+    browser.execute_async_script(
+        """
+        arguments[0].scrollIntoView({block: "center", behavior: "instant"});
+        requestAnimationFrame(() => requestAnimationFrame(() => arguments[1]()));
+        """,
+        mark,
+    )
     webdriver.ActionChains(browser).move_to_element(mark).perform()
-    assert browser.find_element(By.ID, "tip").text.startswith("Finetuning; task 1")
+    tip = browser.find_element(By.ID, "tip")
+    WebDriverWait(browser, 30).until(lambda _: tip.is_displayed(), "the pointer is at a mark, and no value is shown")
+    assert tip.text.startswith("Finetuning; task 1")
 
 
 def background(browser: webdriver.Chrome) -> str:
