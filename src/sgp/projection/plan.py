@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sgp.projection.layout import Guard
 from sgp.projection.representation import batch_size, collect
+from sgp.projection.statistic import STRIP
 
 # Of a symmetric eigendecomposition with vectors, and of a thin SVD, in multiply-adds over d^3 and n^2 d.
 EIGH = 9
@@ -127,7 +128,7 @@ def _layer(layers: list[str], groups: int, dimension: int, rows: float, is_looku
     if rows < dimension:
         size, work = 4 * groups * rows * dimension, SVD * groups * rows**2 * dimension
         return LayerPlan(layers, dimension, round(rows), round(size), 0.0, work)
-    flops = 2.0 * groups * rows * dimension**2
+    flops = float(groups * rows * dimension * (dimension + min(dimension, STRIP)))  # half of a symmetric matrix
     return LayerPlan(layers, dimension, round(rows), 8 * groups * dimension**2, flops, EIGH * groups * dimension**3)
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 FLOAT32_THRESHOLD = 0.9999
 # Rounding grows with the number of rows summed in float32, so a product covers at most this many.
 ROWS_PER_PRODUCT = 8192
+# R R^T is symmetric: strips of this many of its rows are multiplied from the diagonal on, and mirrored.
+STRIP = 192
 
 
 class Statistic:
@@ -71,8 +73,10 @@ class Statistic:
         groups, n, inputs = rows.shape
         if (groups, inputs) != (self.groups, self.inputs):
             raise ValueError(f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs")
-        # A sum is finite only if every term is (an overflow of the sum itself is as unusable).
-        if not bool(torch.isfinite(rows.sum(dtype=torch.float64))):
+        # No entry of R R^T is larger than |R|_F^2; what is not finite fails the comparison too.
+        is_precise = self.precise or rows.dtype == torch.float64
+        largest = torch.finfo(torch.float64 if is_precise else torch.float32).max ** 0.5
+        if not float(torch.linalg.vector_norm(rows, dtype=torch.float64)) < largest:
             raise FloatingPointError
         if self._gram is None:
             if self.count + n < self.dimension:
@@ -137,10 +141,11 @@ class Statistic:
         for chunk in torch.split(rows, ROWS_PER_PRODUCT, dim=1):
             if chunk.dtype != torch.float64:
                 chunk = chunk.double() if self.precise else chunk.float()
-            product = chunk.mT @ chunk
-            if not bool(torch.isfinite(product.diagonal(dim1=1, dim2=2).sum())):
-                raise FloatingPointError
-            self._gram[:, :d, :d] += product
+            for first in range(0, d, STRIP):
+                last = min(first + STRIP, d)
+                product = chunk[..., first:last].mT @ chunk[..., first:]
+                self._gram[:, first:last, first:d] += product
+                self._gram[:, last:d, first:last] += product[..., last - first :].mT
             if self.constant:
                 total = chunk.sum(dim=1, dtype=torch.float64)
                 self._gram[:, :d, d] += total

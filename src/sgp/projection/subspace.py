@@ -34,6 +34,8 @@ STORES = ("float32", "bfloat16", "int8")
 # How many directions a task adds to the bases [groups], from the energies of the old bases [groups, k], those of what
 # they leave over, strongest first [groups, r], the total [groups] and the threshold.
 Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+# So many of the directions that old bases leave over, strongest first: [groups, d, width].
+Strongest = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -343,11 +345,11 @@ class Subspace(Bases):
         rows = statistic.rows()
         if rows is not None:
             M = M.to(rows.device)
-            total, surrogate, energies, directions = _from_rows(rows, M)
+            total, surrogate, energies, strongest = _from_rows(rows, M)
         else:
             gram = statistic.gram()
             M = M.to(gram.device)
-            total, surrogate, energies, directions = _from_gram(gram, M)
+            total, surrogate, energies, strongest = _from_gram(gram, M, self.rank)
         old_rank = self.rank.to(M.device)
 
         if choose is None:
@@ -363,7 +365,7 @@ class Subspace(Bases):
         if numerics.truncation == "before":
             new = torch.minimum(new, self.dimension - old_rank)
         width = int(new.max())
-        directions = directions[..., :width]
+        directions = strongest(width)
         if numerics.orthogonalise:
             directions = _orthogonal_to(M, directions)
 
@@ -438,27 +440,43 @@ def along(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return coefficients
 
 
-def _from_rows(rows: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _from_rows(rows: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Strongest]:
     """Energies: total, of the old bases, of the residual's directions; those directions. From n < d rows."""
     coefficients = rows @ M
     residual = rows - coefficients @ M.mT  # Eq. 4
     left, sigma, _ = torch.linalg.svd(residual.mT, full_matrices=False)
-    return rows.square().sum((1, 2)), coefficients.square().sum(1), sigma.square(), left
+    return rows.square().sum((1, 2)), coefficients.square().sum(1), sigma.square(), lambda width: left[..., :width]
 
 
-def _from_gram(gram: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same from G = R R^T: the residual's is (I - M M^T) G (I - M M^T)."""
+def _from_gram(gram: Tensor, M: Tensor, rank: Tensor) -> tuple[Tensor, Tensor, Tensor, Strongest]:
+    """The same from G = R R^T, of which the residual has (I - M M^T) G (I - M M^T).
+
+    That matrix is zero along M, so it is decomposed in coordinates of what M leaves over: the more bases there are, the
+    less is to be done.
+    """
     total = gram.diagonal(dim1=1, dim2=2).sum(-1)
-    GM = gram @ M
-    MGM = M.mT @ GM
-    surrogate = MGM.diagonal(dim1=1, dim2=2).clamp(min=0)
-    if M.shape[2]:
-        # G - M (GM)^T - (GM) M^T + M (MGM) M^T with two products: the last term is shared between the middle
-        # ones.
-        half = (GM - 0.5 * (M @ MGM)) @ M.mT
-        gram = gram - half - half.mT
-    energies, directions = torch.linalg.eigh(gram)
-    return total, surrogate, energies.clamp(min=0).flip(-1), directions.flip(-1)
+    surrogate = (M * (gram @ M)).sum(1).clamp(min=0)
+    free = _left_over(M, rank) if M.shape[2] else None
+    energies, coordinates = torch.linalg.eigh(gram if free is None else free.mT @ gram @ free)
+
+    def strongest(width: int) -> Tensor:
+        found: Tensor = coordinates[..., coordinates.shape[2] - width :].flip(-1)
+        return found if free is None else free @ found
+
+    return total, surrogate, energies.clamp(min=0).flip(-1), strongest
+
+
+def _left_over(M: Tensor, rank: Tensor) -> Tensor:
+    """Orthonormal columns that span what the bases do not; zero ones in groups with more bases than others.
+
+    Returns:
+        [groups, d, d - the least rank]
+    """
+    least = int(rank.min())
+    # The columns of M after a group's rank are zero, and make no reflection.
+    free: Tensor = torch.linalg.qr(M, mode="complete").Q[..., least:]
+    is_free = torch.arange(least, M.shape[1], device=M.device) >= rank.to(M.device).unsqueeze(-1)
+    return free * is_free.unsqueeze(1)
 
 
 def _orthonormal(basis: Tensor) -> Tensor:
