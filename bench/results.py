@@ -1,8 +1,11 @@
-"""The page of committed runs, made from their folders: ``python -m bench.results`` writes results/README.md."""
+"""What committed runs say, made from their folders.
+
+``python -m bench.results`` writes results/README.md and the figures of each method on its page in docs/methods.
+"""
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, pstdev
@@ -17,8 +20,10 @@ from sgp.runs.games import GameConfig
 from sgp.runs.summary import Summary, summary_of
 from sgp.training.display import span
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 PAGE = RESULTS / "README.md"
+METHODS = ROOT / "docs" / "methods"
 BEGIN, END = "<!-- made by python -m bench.results -->", "<!-- end -->"
 TITLES = {
     "split-cifar100": "Split CIFAR-100",
@@ -29,21 +34,12 @@ TITLES = {
     "minatar": "MinAtar",
     "atari": "Atari",
 }
-HEADER = (
-    "method",
-    "preset",
-    "recipe",
-    "settings",
-    "seeds",
-    "tasks",
-    "epochs",
-    "ACC (%)",
-    "BWT (%)",
-    "capacity (%)",
-    "kept (MB)",
-    "time",
-    "paper: ACC, BWT",
-)
+# Columns of the large table, and those of the small one on a method's page; games have others.
+WHICH = ("method", "preset", "recipe", "settings", "seeds")
+COLUMNS = ("tasks", "epochs", "ACC (%)", "BWT (%)", "capacity (%)", "kept (MB)", "time", "paper: ACC, BWT")
+FEW = ("benchmark", "preset", "recipe", "settings", "tasks", "epochs", "runs", "ACC (%)", "BWT (%)", "kept (MB)")
+OF_PAPER = ("benchmark", "ACC (%)", "BWT (%)", "capacity (%)")
+FEW_OF_GAMES = ("benchmark", "games", "steps a game", "runs", "accumulated", "kept (MB)")
 # What has a column of its own, or changes no number.
 OWN_COLUMNS = ("--method", "--preset", "--recipe", "--seed", "--tasks", "--epochs", "--threads", "--steps", "--games")
 
@@ -60,38 +56,67 @@ def runs() -> list[Run]:
     return [(path, summary) for path, summary in found if summary.finished]
 
 
-def tables() -> str:
-    """Markdown: one table per benchmark, and the commands of its runs."""
-    groups: dict[str, list[Run]] = {}  # by their command but for the seed
+def grouped() -> dict[str, list[list[Run]]]:
+    """Runs that differ in their seed alone together, by benchmark, in the order in which they are shown."""
+    groups: dict[str, list[Run]] = {}
     for path, summary in runs():
         groups.setdefault(as_command(replace(summary.config, seed=0)), []).append((path, summary))
+    return {
+        benchmark: sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_order)
+        for benchmark in TITLES
+    }
+
+
+def tables(groups: Mapping[str, list[list[Run]]]) -> str:
+    """Markdown: one table per benchmark, and the commands of its runs."""
     lines: list[str] = []
-    for benchmark, title in TITLES.items():
-        own = sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_order)
+    for benchmark, own in groups.items():
         if own:
-            lines += [f"### {title}", "", *_table(own), "", "```sh", *map(_command, own), "```", ""]
+            columns = (*WHICH, *_columns(own))
+            lines += [f"### {TITLES[benchmark]}", "", *_table(columns, [_row(group) for group in own]), ""]
+            lines += ["```sh", *map(_command, own), "```", ""]
     return "\n".join([*lines, *_speeds()])
+
+
+def figures(groups: Mapping[str, list[list[Run]]], method: str) -> str:
+    """Markdown: what one method has reached, in the paper and here."""
+    own = [group for benchmark in groups.values() for group in benchmark if group[0][1].config.method == method]
+    published = [_of_paper(benchmark, method) for benchmark in groups if paper.numbers(benchmark, method)]
+    parts = ["In the paper:", "\n".join(_table(OF_PAPER, published))] if published else []
+    parts += ["Measured here; runs and commands are in [results](../../results/README.md):"] if own else []
+    for kind, columns in ((Summary, FEW), (GameSummary, FEW_OF_GAMES)):
+        rows = [_row(group) for group in own if isinstance(group[0][1], kind)]
+        parts += ["\n".join(_table(columns, rows))] if rows else []
+    return "\n\n".join(parts)
 
 
 def _speeds() -> list[str]:
     """What ``make bench`` has measured."""
     measured = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
     machine = f"{measured['cpu']}, {measured['threads']} threads, torch {measured['torch']}, {measured['date'][:10]}"
-    header = ["measured", "against", "ratio", "published", "goal"]
+    ratios = {"ratio": "ratio", "published": "published_ratio", "goal": "goal"}
     rows = [
-        [row["name"], row["against"], *(as_ratio(row[key]) for key in ("ratio", "published_ratio", "goal"))]
+        {"measured": row["name"], "against": row["against"]}
+        | {column: as_ratio(row[key]) for column, key in ratios.items()}
         for row in measured["rows"]
     ]
     caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
-    return ["### Speed and memory", "", _line(header), _line(["---"] * 5), *map(_line, rows), "", caption, ""]
+    return ["### Speed and memory", "", *_table(("measured", "against", *ratios), rows), "", caption, ""]
 
 
-def _table(groups: list[list[Run]]) -> list[str]:
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Lines of Markdown. A row has nothing to say in a column that it does not know."""
+    lines = [columns, ["---"] * len(columns), *([row.get(column, "") for column in columns] for row in rows)]
+    return ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
+
+
+def _columns(groups: list[list[Run]]) -> tuple[str, ...]:
+    """After those that say which runs a row is of."""
     games = [summary for group in groups for _, summary in group if isinstance(summary, GameSummary)]
-    longest = max((summary.names for summary in games), key=len, default=[])
-    header = [*HEADER[:5], "steps a game", *longest, "accumulated", "kept (MB)", "time"] if games else list(HEADER)
-    rows = [_game_row(group, longest) if games else _row(group) for group in groups]
-    return [_line(header), _line(["---"] * len(header)), *map(_line, rows)]
+    if not games:
+        return COLUMNS
+    longest = max((summary.names for summary in games), key=len)
+    return "steps a game", *longest, "accumulated", "kept (MB)", "time"
 
 
 def _order(group: list[Run]) -> tuple[object, ...]:
@@ -109,54 +134,66 @@ def _command(group: list[Run]) -> str:
     return f"for seed in {seeds}; do {as_command(replace(group[0][1].config, seed=0))} --seed $seed; done"
 
 
-def _row(group: list[Run]) -> list[object]:
-    """Of supervised runs."""
-    summaries = [summary for _, summary in group if isinstance(summary, Summary)]
+def _row(group: list[Run]) -> dict[str, object]:
+    """What runs that differ in their seeds say, by column."""
+    summaries = [summary for _, summary in group]
+    config = summaries[0].config
+    common = {
+        "benchmark": TITLES[config.benchmark],
+        "method": config.method,
+        "preset": config.preset,
+        "recipe": config.recipe,
+        "settings": _settings(config),
+        "seeds": ", ".join(f"[{summary.config.seed}](runs/{path.name})" for path, summary in group),
+        "runs": len(group),
+        "kept (MB)": f"{max(map(_kept, summaries)) / 1e6:.1f}",
+        "time": span(mean(sum(summary.seconds.values()) for summary in summaries)),
+    }
+    images = [summary for summary in summaries if isinstance(summary, Summary)]
+    games = [summary for summary in summaries if isinstance(summary, GameSummary)]
+    return common | (_of_games(games) if games else _of_tasks(images))
+
+
+def _of_tasks(summaries: list[Summary]) -> dict[str, object]:
     config, matrices = summaries[0].config, [summary.accuracies for summary in summaries]
-    published = paper.numbers(config.benchmark, config.method)
-    theirs = f"{published['acc']:.2f}" if published else ""
-    theirs += f", {100 * published['bwt'] + 0.0:.1f}" if "bwt" in published else ""
-    return [
-        *_common(group),
-        len(summaries[0].names),
-        config.training.epochs,
-        _spread([acc(matrix) for matrix in matrices]),
-        _spread([bwt(matrix) for matrix in matrices]) if len(matrices[0]) > 1 else "",
-        f"{mean(summary.capacity for summary in summaries):.0f}",
-        _kept(summaries),
-        _time(summaries),
-        theirs,
-    ]
+    published = _of_paper(config.benchmark, config.method)
+    theirs = [str(published[column]) for column in ("ACC (%)", "BWT (%)") if column in published]
+    return {
+        "tasks": len(summaries[0].names),
+        "epochs": config.training.epochs,
+        "ACC (%)": _spread([acc(matrix) for matrix in matrices]),
+        "BWT (%)": _spread([bwt(matrix) for matrix in matrices]) if len(matrices[0]) > 1 else "",
+        "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
+        "paper: ACC, BWT": ", ".join(theirs),
+    }
 
 
-def _game_row(group: list[Run], games: Sequence[str]) -> list[object]:
-    """Of runs on games. Each game's cell is its score when it was learned, and after all."""
-    summaries = [summary for _, summary in group if isinstance(summary, GameSummary)]
-    config, cells = summaries[0].config, []
-    for position, game in enumerate(games):
-        if game not in summaries[0].names:
-            cells.append("")
-            continue
+def _of_paper(benchmark: str, method: str) -> dict[str, object]:
+    numbers = paper.numbers(benchmark, method)
+    found: dict[str, object] = {"benchmark": TITLES[benchmark]}
+    if "acc" in numbers:
+        found["ACC (%)"] = f"{numbers['acc']:.2f}" + (f" ± {numbers['acc_std']:.2f}" if "acc_std" in numbers else "")
+    if "bwt" in numbers:
+        found["BWT (%)"] = f"{100 * numbers['bwt'] + 0.0:.1f}"
+    if "capacity" in numbers:
+        found["capacity (%)"] = f"{numbers['capacity']:.0f}"
+    return found
+
+
+def _of_games(summaries: list[GameSummary]) -> dict[str, object]:
+    """Each game's cell is its score when it was learned, and after all."""
+    cells: dict[str, object] = {}
+    for position, game in enumerate(summaries[0].names):
         then = mean(summary.learned[position].scores[position] for summary in summaries)
         after = mean(summary.learned[-1].scores[position] for summary in summaries)
-        cells.append(f"{then:.1f} → {after:.1f}")
+        cells[game] = f"{then:.1f} → {after:.1f}"
     ends = [summary.learned[-1].accumulated for summary in summaries]
     known = [end for end in ends if end is not None]
-    return [
-        *_common(group),
-        f"{config.training.steps:,}",
-        *cells,
-        _spread(known) if len(known) == len(ends) else "",
-        _kept(summaries),
-        _time(summaries),
-    ]
-
-
-def _common(group: list[Run]) -> list[object]:
-    """The first columns: which runs they are."""
-    config = group[0][1].config
-    seeds = ", ".join(f"[{summary.config.seed}](runs/{path.name})" for path, summary in group)
-    return [config.method, config.preset, config.recipe, _settings(config), seeds]
+    return cells | {
+        "games": len(summaries[0].names),
+        "steps a game": f"{summaries[0].config.training.steps:,}",
+        "accumulated": _spread(known) if len(known) == len(ends) else "",
+    }
 
 
 def _settings(config: AnyConfig) -> str:
@@ -171,25 +208,25 @@ def _spread(values: Sequence[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {pstdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _kept(summaries: Sequence[Summary | GameSummary]) -> str:
-    """What is held beside the network, at the most."""
-    return f"{max(sum(count for use, count in s.bytes.items() if use != 'network') for s in summaries) / 1e6:.1f}"
+def _kept(summary: Summary | GameSummary) -> int:
+    """Bytes held beside the network, at the most."""
+    return sum(count for use, count in summary.bytes.items() if use != "network")
 
 
-def _time(summaries: Sequence[Summary | GameSummary]) -> str:
-    return span(mean(sum(summary.seconds.values()) for summary in summaries))
+def pages() -> dict[Path, str]:
+    """Every page with its tables made anew; what people wrote around them stays."""
+    groups = grouped()
+    methods = [path for path in METHODS.glob("*.md") if path.stem != "index"]
+    made = {PAGE: tables(groups)} | {path: figures(groups, path.stem) for path in methods}
+    return {path: _filled(path.read_text(encoding="utf-8"), made[path]) for path in made}
 
 
-def _line(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def page(old: str) -> str:
-    """The page with its tables made anew; what people wrote around them stays."""
+def _filled(old: str, tables: str) -> str:
     before, _, rest = old.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{tables.rstrip()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

@@ -13,9 +13,9 @@ from sgp.runs.folder import RunFolder
 FOLDERS = sorted((results.RESULTS / "runs").glob("*"))
 
 
-def test_the_page_is_made_from_the_runs() -> None:
-    text = results.PAGE.read_text(encoding="utf-8")
-    assert results.page(text) == text, "run python -m bench.results"
+def test_the_pages_are_made_from_the_runs() -> None:
+    for path, text in results.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run python -m bench.results"
     assert FOLDERS
 
 
