@@ -295,6 +295,36 @@ def test_a_terminal_shows_how_far_the_runs_are_within_80_columns(tmp_path: Path)
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_it_shows_how_far_runs_on_games_are(tmp_path: Path) -> None:
+    config = configure("minatar", "sgp", steps=20 * 2048)
+    (tmp_path / "run").mkdir()
+    lines = ['{"event": "game", "task": 0, "update": 20}', '{"event": "update", "task": 1, "update": 7}']
+    (tmp_path / "run/metrics.jsonl").write_text("\n".join(lines) + "\n")
+    display = SweepDisplay(Console(), {tmp_path / "run": config, tmp_path / "other": config})
+    assert not list(display.follow(iter([(Job(tmp_path / "run", (), 1), None)])))
+    console = Console(width=80, record=True)
+    console.print(display.view())
+    assert re.search(r"run +task 2/3, update 7", console.export_text())
+    assert display._before[tmp_path / "run"].share == pytest.approx(1 / 3)
+
+
+def test_games_that_cannot_be_played_are_told_before_anything_runs(
+    tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("minatar", reason="of the extra 'minatar'")
+    pytest.importorskip("stable_baselines3", reason="of the extra 'rl'")
+    file = tmp_path / "grid.yaml"
+    file.write_text("benchmark: minatar\nmethod: [gpm, sgp]\ngames: freewy\n")
+    assert main(["sweep", str(file)]) == 2
+    assert "no game 'freewy': did you mean freeway" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "minatar", None)
+    file.write_text("benchmark: minatar\nmethod: [gpm, sgp]\n")
+    assert main(["sweep", str(file)]) == 2
+    assert "this needs minatar" in capsys.readouterr().err
+    assert here == []
+    assert not (tmp_path / "runs").exists()
+
+
 LONG = "benchmark: digits\nmethod: sgp\ntasks: 2\nepochs: 50\nthreads: 1\n"
 
 

@@ -69,6 +69,19 @@ def test_a_damaged_run_is_left_out_and_the_others_stay(tmp_path: Path, name: str
     assert reason in left.reason
 
 
+@pytest.mark.parametrize("event", ["task", "game"])
+def test_a_run_that_lacks_one_of_its_lines_is_left_out_and_the_others_stay(tmp_path: Path, event: str) -> None:
+    digits(tmp_path, "gpm")
+    bad = digits(tmp_path, "sgp", tasks=3) if event == "task" else games(tmp_path, "sgp")
+    lines = (bad / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines.remove(next(line for line in lines if f'"event": "{event}"' in line))
+    (bad / "metrics.jsonl").write_text("".join(lines))
+    found = collect([tmp_path])
+    assert [run.config.method for run in found.runs] == ["gpm"]
+    (left,) = found.left_out
+    assert "metrics are damaged" in left.reason
+
+
 def test_an_accuracy_that_is_no_number_is_damage(tmp_path: Path) -> None:
     config = configure("digits", "gpm", threads=1)
     written(tmp_path / "run", config, [[80.0], [80.0, float("nan")]])

@@ -79,6 +79,13 @@ def test_acc_against_alpha_with_gpm_across(tmp_path: Path) -> None:
     assert drawing.levels[0][:2] == ("GPM (alpha ∞)", 55.5)
 
 
+def test_the_alpha_of_another_method_is_another_alpha(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.5):
+        digits(tmp_path, "der", alpha=alpha)
+    digits(tmp_path, "gpm")
+    assert "digits-alpha" not in figures_of(tmp_path)
+
+
 def test_one_alpha_is_no_study(tmp_path: Path) -> None:
     digits(tmp_path, "sgp")
     assert "digits-alpha" not in figures_of(tmp_path)
@@ -120,6 +127,14 @@ def test_games_have_curves_the_accumulated_reward_and_the_failure_of_adam(tmp_pa
     assert list(second.xs) == [2.0, 3.0, 4.0]  # from when it was first trained
     (adam,) = [figure for name, figure in found.items() if "adam" in name]
     assert [series.label for series in lines(adam).series] == ["SGP: gradient projected, then Adam", "SGP: Adam-GP"]
+
+
+def test_the_failure_of_adam_is_shown_beside_a_run_that_differs_in_nothing_else(tmp_path: Path) -> None:
+    games(tmp_path, "sgp", level=1.0)
+    games(tmp_path, "sgp", level=0.5, alpha=5.0)
+    games(tmp_path, "sgp", level=0.2, alpha=5.0, optimizer="adam-on-projected")
+    (adam,) = [figure for name, figure in figures_of(tmp_path).items() if "adam" in name]
+    assert [max(series.ys) for series in lines(adam).series] == [6.0, 15.0]
 
 
 COLOUR = palette.BLUE

@@ -88,6 +88,13 @@ def test_gpm_of_the_same_extent_is_the_reference(tmp_path: Path) -> None:
     assert tasks[4] is None
 
 
+def test_another_network_is_nothing_to_be_measured_by(tmp_path: Path) -> None:
+    digits(tmp_path, "gpm", network="lenet")
+    digits(tmp_path, "sgp")
+    found = groups_of(tmp_path)
+    assert [reference_of(each, found) for each in found if each.method == "sgp"] == [None]
+
+
 def test_what_is_compared_is_the_most_that_was_learned_without_studies_of_a_setting(tmp_path: Path) -> None:
     digits(tmp_path, "gpm")
     digits(tmp_path, "sgp")

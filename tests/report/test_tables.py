@@ -146,6 +146,24 @@ def test_games_have_scores_and_an_accumulated_reward(tmp_path: Path) -> None:
     assert row[titles.index("Runs")].text == "2 seeds"
 
 
+def test_a_game_that_only_some_runs_have_learned_has_a_column_too(tmp_path: Path) -> None:
+    games(tmp_path, "sgp")
+    games(tmp_path, "gpm", names=["space-invaders"])
+    table = of_games.results("minatar", groups_of(tmp_path))
+    games_of = {row[0].text: [cell.text for cell in row[2:5]] for row in table.rows}
+    assert [column.title for column in table.columns[2:5]] == ["breakout", "freeway", "space-invaders"]
+    assert games_of == {"SGP": ["30.0", "30.0", ""], "GPM": ["", "", "30.0"]}
+
+
+def test_games_have_no_data_sets(tmp_path: Path) -> None:
+    games(tmp_path, "sgp")
+    assert datasets(groups_of(tmp_path)) is None
+    digits(tmp_path, "sgp")
+    table = datasets(groups_of(tmp_path))
+    assert table is not None
+    assert [column.title for column in table.columns] == ["Statistic", "Digits"]
+
+
 def table_of(text: str) -> Table:
     columns = [Column("name", numeric=False), Column("value")]
     return Table("t", text, columns, [[Cell(text, note="a note"), Cell("1.0 ± 0.5", 1.0)]])

@@ -142,6 +142,16 @@ def test_games_have_a_page_too(runs: Path, tmp_path: Path) -> None:
     assert "MinAtar" in text
 
 
+def test_a_reward_that_is_not_known_is_not_told_as_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgp.report.write.draw", lambda _: {"pdf": b"pdf", "png": b"png", "svg": b"<svg></svg>"})
+    for method in ("sgp", "finetune"):
+        games(tmp_path / "games", method, names=["breakout", "seaquest"])
+    text = Page(write_report([tmp_path / "games"], tmp_path / "out").page.read_text(encoding="utf-8")).text
+    assert "0.00" not in text
+    assert "is ahead" not in text
+    assert "not known" in text
+
+
 def test_a_second_report_replaces_the_first_and_leaves_other_files_alone(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     write_report([runs], out)

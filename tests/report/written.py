@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sgp.paper import scores as scores_of
 from sgp.runs.config import AnyConfig, configure
 from sgp.runs.folder import RunFolder
 
@@ -61,16 +62,25 @@ def digits(place: Path, method: str, seed: int = 0, *, start: float = 80.0, name
     return written(place / (name or f"{method}-{seed}{given}"), config, falling(tasks, start))
 
 
-def games(place: Path, method: str, seed: int = 0, *, level: float = 1.0, **settings: Any) -> Path:
-    """A run of two small games, evaluated three times in each."""
-    config = configure("minatar", method, seed=seed, threads=1, games="breakout,freeway", **settings)
-    path = place / f"minatar-{method}-{seed}-{len(settings)}"
+def games(
+    place: Path,
+    method: str,
+    seed: int = 0,
+    *,
+    level: float = 1.0,
+    names: Sequence[str] = ("breakout", "freeway"),
+    **settings: Any,
+) -> Path:
+    """A run of small games, evaluated three times in each. Of those outside the paper's room no scale is known."""
+    config = configure("minatar", method, seed=seed, threads=1, games=",".join(names), **settings)
+    known = all(name in scores_of("minatar") for name in names)
+    path = place / "-".join(["minatar", method, str(seed), *names, *(f"{k}{v}" for k, v in settings.items())])
     with RunFolder.begin(path, config, resume=False) as folder:
-        for game, name in enumerate(("breakout", "freeway")):
+        for game, name in enumerate(names):
             more = {"name": name, "free": {}, "capacity": 100.0, "bytes": {"network": 9, "bases": 3}}
             for update in range(3):
                 scores = [10.0 * level * (update + 1)] * (game + 1)
-                normalised = [score / 30 for score in scores]
+                normalised = [score / 30 if known else None for score in scores]
                 folder.log(
                     "game" if update == 2 else "evaluation",
                     task=game,
@@ -78,7 +88,7 @@ def games(place: Path, method: str, seed: int = 0, *, level: float = 1.0, **sett
                     step=1_000_000 * (2 * game + update),
                     scores=scores,
                     normalised=normalised,
-                    accumulated=sum(normalised),
+                    accumulated=sum(scores) / 30 if known else None,
                     seconds={"play": 30.0},
                     **(more if update == 2 else {}),
                 )

@@ -20,6 +20,11 @@ def test_rows_become_a_matrix_that_is_zero_above_the_diagonal() -> None:
     assert accuracy_matrix([]).shape == (0, 0)
 
 
+def test_a_row_of_more_tasks_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="after task 2 there are 3 accuracies"):
+        accuracy_matrix([[90.0], [80.0, 70.0, 60.0]])
+
+
 def test_seconds_are_summed_by_phase() -> None:
     found = seconds_by_phase([{"seconds": {"a": 1.0, "b": 2.0}}, {"x": 1}, {"seconds": {"a": 0.5}}])
     assert found == {"a": 1.5, "b": 2.0}

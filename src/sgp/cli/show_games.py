@@ -69,7 +69,7 @@ def print_game_comparison(console: Console, summaries: Mapping[str, GameSummary]
         view.add_row(
             escape(Path(name).name),
             _reward(summary.learned[games - 1].accumulated),
-            _reward(_kept(summary, games)),
+            _reward(_kept(summary, games)) if games > 1 else "",
             span(sum(summary.seconds.values())),
             f"{extra / 2**20:.1f}",
         )

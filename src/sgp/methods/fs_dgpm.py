@@ -142,15 +142,14 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         learns = self.settings.soft_weights != "orphaned"
         soft = {name: value.clone().requires_grad_(learns) for name, value in self._soft.items()}
         optimizer.zero_grad()
-        loss = self._meta_loss(batch, head, self._weighted(soft), self.settings.sharpness_lr * share)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._differentiate(batch, head, self._weighted(soft), self.settings.sharpness_lr * share)
         if self.settings.clip < math.inf:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self._learn_soft({name: value.grad for name, value in soft.items()}, self.settings.soft_lr * share)
         optimizer.step()
         if self.settings.fill == "every-epoch" or moment.epoch == 0:
             self.buffer.add(example_rows(batch, head))
-        return loss.item()
+        return loss
 
     def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
         # Those that the loss is of; the steps uphill are of the same batch.
@@ -195,20 +194,31 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             "importances": sum(each.nbytes for each in [*soft, *importances]),
         }
 
-    def _meta_loss(self, batch: Batch, head: int, spaces: Mapping[str, Subspace], rate: float) -> Tensor:
-        """The mean loss of batch and replayed examples after each step uphill."""
+    def _differentiate(self, batch: Batch, head: int, spaces: Mapping[str, Subspace], rate: float) -> float:
+        """The mean loss of batch and replayed examples after each step uphill, with its gradients in ``grad``."""
         inputs, labels = batch
         everything, all_labels, heads = self._with_replay(batch, head)
         weights: dict[str, Tensor] = dict(self.network.named_parameters())
         # BatchNorm cannot normalise a single example.
         parts = max(1, min(self.settings.inner_steps, len(labels) // 2))
-        losses = []
+        total, reached, gradients = 0.0, [], []
         for part in zip(inputs.tensor_split(parts), labels.tensor_split(parts), strict=True):
             uphill = self._uphill(part, head, weights, spaces)
             weights = weights | {name: torch.add(weights[name], step, alpha=rate) for name, step in uphill.items()}
-            logits = torch.func.functional_call(self.network, weights, (everything, heads))
-            losses.append(F.cross_entropy(logits, all_labels))
-        return torch.stack(losses).mean()
+            # Each loss is led back to its own weights at once, so that one pass at a time is held; from there to what
+            # those were made of the way is short.
+            here = {name: weight.detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
+            trained = [name for name, weight in here.items() if weight.requires_grad]
+            logits = torch.func.functional_call(self.network, here, (everything, heads))
+            loss = F.cross_entropy(logits, all_labels) / parts
+            found = torch.autograd.grad(loss, [here[name] for name in trained], allow_unused=True)
+            for name, gradient in zip(trained, found, strict=True):
+                if gradient is not None:
+                    reached.append(weights[name])
+                    gradients.append(gradient)
+            total += loss.item()
+        torch.autograd.backward(reached, gradients)
+        return total
 
     def _with_replay(self, batch: Batch, head: int) -> tuple[Tensor, Tensor, int | Tensor]:
         """Inputs, labels and heads of a batch and of examples drawn beside it."""

@@ -175,8 +175,12 @@ def _read(path: Path) -> Run:
         raise RunError(f"not finished: {done}; `sgp run {path} --resume` goes on with it")
     # All that a report asks for is asked for here, so that a damaged run is found before anything is drawn.
     _ = run.names, run.seconds, run.extra_bytes, run.capacity, run.command
+    if [task["task"] for task in run.tasks] != list(range(total)):
+        raise ValueError("the line of a task is missing")
     if run.is_game:
-        _ = [(each["step"], each["scores"], each["normalised"], each["accumulated"]) for each in run.evaluations]
+        _ = [(each["step"], each["normalised"], each["accumulated"]) for each in run.evaluations]
+        if any(len(each["scores"]) != each["task"] + 1 for each in run.evaluations):
+            raise ValueError("a score is missing")
     elif not run.accuracies.isfinite().all():
         raise ValueError("an accuracy is no number")
     return run

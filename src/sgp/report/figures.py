@@ -10,7 +10,7 @@ from torch import Tensor
 from sgp import paper
 from sgp.report import games, palette, words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
-from sgp.report.groups import Group, main_scope, plain_ones, reference_of
+from sgp.report.groups import Group, labels, main_scope, plain_ones, reference_of
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
 from sgp.training.display import span
 
@@ -25,8 +25,7 @@ def all_figures(groups: Sequence[Group]) -> list[Figure]:
         own = [each for each in groups if each.benchmark == benchmark]
         compared = plain_ones(main_scope(own))
         if own[0].is_game:
-            scope = [each for each in own if each.scope == compared[0].scope]
-            figures += games.figures(benchmark, scope, labels(scope))
+            figures += games.figures(benchmark, main_scope(own))
             figures += _costs(benchmark, compared, labels(compared)) if len(compared) > 1 else []
         else:
             figures += _comparison(benchmark, compared)
@@ -35,14 +34,6 @@ def all_figures(groups: Sequence[Group]) -> list[Figure]:
         for each in compared:
             figures += _inside(each, limits)
     return figures
-
-
-def labels(groups: Sequence[Group]) -> dict[int, str]:
-    """What each group is called in a legend: its method, with its setting where the method alone is not enough."""
-    methods = [each.method for each in groups]
-    return {
-        each.number: words.method(each.method) if methods.count(each.method) == 1 else each.title for each in groups
-    }
 
 
 def _comparison(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
@@ -168,11 +159,11 @@ def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> It
 
 
 def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
-    """ACC over alpha, for groups that differ in nothing else."""
+    """ACC over SGP's alpha, for groups that differ in nothing else."""
     studies: dict[tuple[str, ...], list[Group]] = {}
     for each in groups:
         values = each.first.settings
-        if "alpha" in values and not each.is_joint:
+        if each.method == "sgp":  # others have an alpha that is something else
             others = tuple(f"{k}={v!r}" for k, v in values.items() if k not in ("alpha", *REPEATS, *TECHNICAL))
             studies.setdefault(others, []).append(each)
     found = [study for study in studies.values() if len(study) > 1]

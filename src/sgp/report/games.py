@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, stdev
+from typing import Any
 
 from sgp import paper
 from sgp.report import palette, words
-from sgp.report.collect import Run
-from sgp.report.groups import Group
+from sgp.report.collect import REPEATS, TECHNICAL, Run
+from sgp.report.groups import Group, labels
 from sgp.report.plots import Figure, Lines, Series
 from sgp.report.tables import Cell, Column, Table, name_of
 from sgp.training.display import span
@@ -32,7 +33,7 @@ def rewards(group: Group) -> list[float]:
 
 def results(benchmark: str, groups: Sequence[Group]) -> Table:
     """What was kept of each game after all of them."""
-    games = max((each.first.names for each in groups), key=len)
+    games = list(dict.fromkeys(name for each in groups for name in each.first.names))
     columns = [Column("Method", numeric=False), Column("Accumulated reward"), *(Column(name) for name in games)]
     columns += [Column("Runs"), Column("Time"), Column("Extra memory")]
     rows = []
@@ -47,7 +48,8 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
         row += [Cell(words.size(each.extra_bytes), each.extra_bytes, link)]
         rows.append(row)
     note = (
-        "Scores of each game after all games; accumulated reward is the sum of normalised scores, one a game at best."
+        "Scores of each game after all games. Accumulated reward is the sum of normalised scores, (score − random) / "
+        "(reference − random): 0 for an agent that acts at random, 1 for one that has learned the game; not clipped."
     )
     quoted = paper.table("quoted", benchmark).get("reward", {})
     if quoted:
@@ -58,18 +60,17 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
     return Table(f"results-{benchmark}", f"{words.benchmark(benchmark)}: results", columns, rows, note, benchmark)
 
 
-def figures(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
-    """Curves over the whole run."""
+def figures(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
+    """Curves over the whole run, of groups that have learned the same games."""
     usual = [each for each in groups if each.first.settings.get("optimizer") != FAILS]
-    yield from _curves(benchmark, usual, names)
+    yield from _curves(benchmark, usual)
     yield from _adam(benchmark, groups)
 
 
-def _curves(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
+def _curves(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     if not groups:
         return
-    title = words.benchmark(benchmark)
-    games = max((each.first.names for each in groups), key=len)
+    title, names, games = words.benchmark(benchmark), labels(groups), groups[0].first.names
     for number, game in enumerate(games):
         series = [_series(each, names[each.number], lambda run, number=number: _scores(run, number)) for each in groups]  # type: ignore[misc]
         yield Figure(
@@ -87,7 +88,8 @@ def _curves(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> I
             f"{benchmark}-accumulated",
             "Accumulated normalised reward",
             Lines(whole, "million steps", "sum of normalised scores", digits=2),
-            f"{title}: an agent that learns and keeps all games rises to {len(games)}; one that forgets stays about 1.",
+            f"{title}: an agent that learns and keeps all games rises to about {len(games)}"
+            + ("; one that forgets stays about 1." if len(games) > 1 else "."),
             "Accumulated reward",
             benchmark,
         )
@@ -111,18 +113,19 @@ def _series(each: Group, label: str, points: Callable[[Run], list[Point]], *, li
     return Series(label, [step / 1e6 for step in steps], [mean(v) for v in columns], colour, marker, deviations, line)
 
 
+def _but_optimizer(group: Group) -> dict[str, Any]:
+    values = group.first.settings.items()
+    return {name: value for name, value in values if name not in ("optimizer", *REPEATS, *TECHNICAL)}
+
+
 def _adam(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     """Projected gradients given to Adam, beside Adam's step projected: the appendix's failure."""
     for each in groups:
         if each.first.settings.get("optimizer") != FAILS:
             continue
-        right = [other for other in groups if other.method == each.method and other.scope == each.scope]
-        right = [other for other in right if other.first.settings.get("optimizer") != FAILS]
+        right = [other for other in groups if other is not each and _but_optimizer(other) == _but_optimizer(each)]
         series = []
-        for group, name, line in [
-            (each, "gradient projected, then Adam", ":"),
-            *((g, "Adam-GP", "-") for g in right[:1]),
-        ]:
+        for group, name, line in [(each, "gradient projected, then Adam", ":"), *((g, "Adam-GP", "-") for g in right)]:
             one = _series(group, f"{words.method(group.method)}: {name}", lambda run: _scores(run, 0), line=line)
             series.append(one)
         yield Figure(

@@ -21,7 +21,7 @@ from sgp.runs.config import configure, is_whole
 # Methods that are no continual learning but what it is measured against.
 BOUNDS = ("multitask", "stl")
 # What two runs must have in common for their times, memories and accuracies to say something of each other.
-SCOPE = ("benchmark", "preset", "recipe", "tasks", "epochs", "samples", "kind", "pixels", "games", "steps")
+SCOPE = ("benchmark", "preset", "recipe", "network", "tasks", "epochs", "samples", "kind", "pixels", "games", "steps")
 # How much was learned.
 AMOUNTS = ("tasks", "epochs", "samples", "steps", "games")
 
@@ -72,15 +72,19 @@ class Group:
         }
 
     @cached_property
-    def setting(self) -> str:
-        """What tells the group from others of its method, and from the paper's runs."""
+    def variant(self) -> str:
+        """What tells the group from others of its method that learned as much."""
         config = self.first.config
         parts = [f"preset {config.preset}"] if config.preset != "paper" else []
         parts += [f"recipe {config.recipe}"] if config.recipe != "paper" else []
         told = (*AMOUNTS, *(["pixels"] if self.changes.get("pixels") == "true" else [])) if self.partial else ()
         parts += [f"{name} {words.plain(value)}" for name, value in self.changes.items() if name not in told]
-        partial = [f"partial: {self.partial}"] if self.partial else []
-        return "; ".join(filter(None, (", ".join(parts), *partial)))
+        return ", ".join(parts)
+
+    @cached_property
+    def setting(self) -> str:
+        """What tells the group from others of its method, and from the paper's runs."""
+        return "; ".join(filter(None, (self.variant, f"partial: {self.partial}" if self.partial else "")))
 
     @property
     def title(self) -> str:
@@ -211,6 +215,16 @@ def reference_of(group: Group, groups: Sequence[Group]) -> Group | None:
 def relative_transfer(group: Group, reference: Group) -> float:
     """Forward transfer relative to another group's, in points of accuracy."""
     return relative_fwt(group.accuracies, reference.accuracies)
+
+
+def labels(groups: Sequence[Group]) -> dict[int, str]:
+    """What groups of one scope are called in a legend: by method, and where that is not enough by what is changed."""
+    methods = [each.method for each in groups]
+    return {
+        each.number: words.method(each.method)
+        + (f" ({each.variant})" if each.variant and methods.count(each.method) > 1 else "")
+        for each in groups
+    }
 
 
 def main_scope(groups: Sequence[Group]) -> list[Group]:

@@ -17,8 +17,7 @@ import sgp
 from sgp.methods import METHODS
 from sgp.report import games, palette, words
 from sgp.report.collect import LeftOut, Run
-from sgp.report.figures import labels
-from sgp.report.groups import BOUNDS, Group, main_scope, plain_ones, reference_of
+from sgp.report.groups import BOUNDS, Group, labels, main_scope, plain_ones, reference_of
 from sgp.report.plots import Figure
 from sgp.report.tables import Table
 from sgp.training.display import span
@@ -153,7 +152,9 @@ def _card(groups: Sequence[Group]) -> Card:
     """The summary of a benchmark: the best method among those that were run to the same extent."""
     compared = plain_ones(main_scope(groups))
     is_game = groups[0].is_game
-    scores = {each.number: mean(games.rewards(each) or [0.0]) if is_game else each.acc for each in compared}
+    if is_game and not all(map(games.rewards, compared)):
+        return _card_without_scale(compared)
+    scores = {each.number: mean(games.rewards(each)) if is_game else each.acc for each in compared}
     ranked = sorted(compared, key=lambda each: -scores[each.number])
     names, digits = labels(compared), 2 if is_game else 1
     best = next((each for each in ranked if each.method not in BOUNDS), ranked[0])
@@ -179,6 +180,22 @@ def _card(groups: Sequence[Group]) -> Card:
         ranking_title="Accumulated reward of each method" if is_game else "Average accuracy of each method, in percent",
         facts=_facts(best, groups),
         warning=f"Partial runs: {best.partial}. Not to be compared with the paper." if best.partial else "",
+    )
+
+
+def _card_without_scale(compared: Sequence[Group]) -> Card:
+    """The summary of games whose scores cannot be added up: nobody is ahead."""
+    first = compared[0]
+    return Card(
+        title=words.benchmark(first.benchmark),
+        anchor=_anchor(first.benchmark),
+        value=words.count(len(first.first.names), "game"),
+        unit=f"learned by {words.count(len(compared), 'method')}",
+        link=first.anchor,
+        sentence="The accumulated reward is not known, since a game has no scale: its scores are in the table.",
+        ranking=[],
+        ranking_title="",
+        facts=[],
     )
 
 

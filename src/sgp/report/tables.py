@@ -219,7 +219,10 @@ def times(groups: Sequence[Group]) -> Table | None:
 
 
 def datasets(groups: Sequence[Group]) -> Table | None:
-    """How large the tasks were, as the runs have written it down."""
+    """How large the tasks were, as the runs have written it down; games have no data sets."""
+    groups = [each for each in groups if not each.is_game]
+    if not groups:
+        return None
     benchmarks = list(dict.fromkeys(each.benchmark for each in groups))
     columns = [Column("Statistic", numeric=False)]
     sides: list[tuple[dict[str, str], bool]] = []

@@ -14,9 +14,15 @@ from sgp.runs.folder import RunFolder
 
 
 def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
-    """R of the metrics, in percent: [T, T] float64, 0 for tasks not yet learned. rows: after each task, all so far."""
+    """R of the metrics, in percent: [T, T] float64, 0 for tasks not yet learned. rows: after each task, all so far.
+
+    Raises:
+        ValueError: a row is of more tasks than there are.
+    """
     matrix = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for position, row in enumerate(rows):
+        if len(row) > len(rows):
+            raise ValueError(f"after task {position + 1} there are {len(row)} accuracies, of {len(rows)} tasks")
         matrix[position, : len(row)] = torch.tensor(row, dtype=torch.float64)
     return matrix
 
