@@ -120,6 +120,21 @@ def test_check_looks_where_the_environment_says(
     assert asked == [tmp_path]
 
 
+def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    def get(name: str, directory: Path) -> Report:
+        asked.append(directory)
+        return REPORTS["complete"]
+
+    monkeypatch.setattr(sgp.cli.data, "get", get)
+    monkeypatch.setenv("SGP_DATA", str(tmp_path / "its"))
+    assert main(["data", "get", "cifar100"]) == 0
+    assert main(["data", "get", "cifar100", str(tmp_path / "deep" / "own")]) == 0
+    assert asked == [tmp_path / "its", tmp_path / "deep" / "own"]
+    assert all(each.is_dir() for each in asked)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
 def test_help_tells_both(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", *arguments]) == 0

@@ -108,7 +108,7 @@ def test_osf_refuses_a_network_without_linear_layers() -> None:
 
 def test_without_peft_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(ImportError, match=r"sgp-torch\[transformers\]"):
+    with pytest.raises(ImportError, match=r"sgp-torch\[peft\]"):
         METHODS["lora"](MLP((4, 4), (2, 2)), LoRASettings(), exclude=["heads.*"])
 
 

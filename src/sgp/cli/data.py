@@ -55,10 +55,12 @@ def _get(arguments: list[str]) -> list[Report]:
 
         Args:
             name: cifar100, cifar10, mnist, fashion-mnist or svhn.
-            directory: folder that data sets lie in, made if it is not there; without it $SGP_DATA.
+            directory: folder that data sets lie in; without it $SGP_DATA. It is made if it is not there.
         """
         if name not in READERS:
             raise UnknownName(unknown("data set", name, READERS))
+        if directory is None and os.environ.get(VARIABLE):
+            directory = Path(os.environ[VARIABLE])
         if directory is not None:
             directory = directory.expanduser()
             directory.mkdir(parents=True, exist_ok=True)

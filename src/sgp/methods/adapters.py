@@ -30,7 +30,7 @@ class Adapters(Supervised[S]):
         try:
             self._peft = import_module("peft")
         except ModuleNotFoundError as error:
-            raise ImportError(f'{self.name} needs PEFT: pip install "sgp-torch[transformers]"', name="peft") from error
+            raise ImportError(f'{self.name} needs PEFT: pip install "sgp-torch[peft]"', name="peft") from error
         self.targets = [
             name
             for name, module in network.named_modules()

@@ -65,8 +65,8 @@ class GradientMemory:
     The model is not wrapped or changed in any way, and no data are kept.
 
     Args:
-        model: any module. Linear and convolution layers, ``nn.MultiheadAttention`` and every type given to
-            :func:`sgp.register_layer` are protected.
+        model: any module. Linear layers (GPT-2's ``Conv1D`` too), convolutions, embeddings,
+            ``nn.MultiheadAttention`` and every type given to :func:`sgp.register_layer` are protected.
         threshold: epsilon_th, the share of each layer's input energy that the bases must hold, in (0, 1]; or
             a function of the task's index (from 0) that gives it; or a dict of either by pattern on layer
             names, of which the first that matches counts. How many samples an update uses matters as much as
