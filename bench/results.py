@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 
 from bench.row import as_ratio
 from sgp import paper
@@ -115,8 +115,8 @@ def _columns(groups: list[list[Run]]) -> tuple[str, ...]:
     games = [summary for group in groups for _, summary in group if isinstance(summary, GameSummary)]
     if not games:
         return COLUMNS
-    longest = max((summary.names for summary in games), key=len)
-    return "steps a game", *longest, "accumulated", "kept (MB)", "time"
+    names = dict.fromkeys(name for summary in games for name in summary.names)
+    return "steps a game", *names, "accumulated", "kept (MB)", "time"
 
 
 def _order(group: list[Run]) -> tuple[object, ...]:
@@ -205,7 +205,7 @@ def _settings(config: AnyConfig) -> str:
 
 def _spread(values: Sequence[float]) -> str:
     """The mean, and where there are several the standard deviation over them."""
-    return f"{mean(values):.2f}" + (f" ± {pstdev(values):.2f}" if len(values) > 1 else "")
+    return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def _kept(summary: Summary | GameSummary) -> int:

@@ -1,5 +1,6 @@
 """``sgp show``: what runs have come to, finished or not, beside each other and beside the paper."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from rich.console import Console
 pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
+
+from report.written import games
 
 from sgp.cli import main
 from sgp.cli.show import print_summary
@@ -99,6 +102,30 @@ def test_runs_of_different_benchmarks_and_empty_ones_are_not_compared(
     for pair in ((one, other), (one, empty)):
         assert main(["show", *map(str, pair)]) == 0
         assert "FWT" not in capsys.readouterr().out
+
+
+def test_runs_on_games_are_compared_over_the_games_that_all_have_learned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two, other = games(tmp_path, "sgp"), games(tmp_path, "gpm")
+    one = games(tmp_path, "finetune", names=["breakout"])
+    elsewhere = games(tmp_path, "ewc", names=["freeway"])
+    shown = {}
+    for name, pair in (("two", (two, other)), ("one", (two, one)), ("none", (one, elsewhere))):
+        assert main(["show", *map(str, pair)]) == 0
+        shown[name] = capsys.readouterr().out
+    assert re.search(r"│ +2.00 │ +1.00 │", shown["two"])
+    assert "after one game" in shown["one"]
+    assert re.search(r"│ +1.00 │ +│", shown["one"])  # there is no earlier game to have kept
+    assert "reward: accumulated" not in shown["none"]
+
+
+def test_a_line_that_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "run", configure("digits", "gpm"), [[90.0], [80.0, 75.0]])
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[2:]))
+    assert main(["show", str(path)]) == 1
+    assert "after task 1 there are 2 accuracies, of 1 tasks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", [".", "nothing"], ids=["not a run", "not there"])

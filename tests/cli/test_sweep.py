@@ -21,10 +21,11 @@ from training.small import NOISE, events, run, trace
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.cli import main
-from sgp.cli.sweep_display import SweepDisplay
+from sgp.cli.sweep_display import SweepDisplay, print_outcome
 from sgp.runs.config import configure
 from sgp.runs.folder import RunFolder
 from sgp.runs.jobs import Job
+from sgp.runs.sweep import Point
 
 GRID = "benchmark: digits\nkind: split\ntasks: 2\nepochs: 1\nsamples: 40\nthreads: 1\n"
 PATIENCE = 300  # seconds until a test gives up
@@ -306,6 +307,25 @@ def test_it_shows_how_far_runs_on_games_are(tmp_path: Path) -> None:
     console.print(display.view())
     assert re.search(r"run +task 2/3, update 7", console.export_text())
     assert display._before[tmp_path / "run"].share == pytest.approx(1 / 3)
+
+
+def test_the_table_of_games_has_their_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = []
+    for seed, reward in enumerate((1.0, 2.0)):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        lines = [f'{{"event": "game", "task": {game}, "accumulated": {reward * game}}}' for game in range(2)]
+        (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
+        points.append((Point(str(seed), configure("minatar", "sgp", seed=seed), {"seed": seed}), folder))
+    print_outcome(Console(width=80), points)
+    output = capsys.readouterr().out
+    assert re.search(r"minatar sgp +│ +2 │ +1.50 ± 0.71", output)
+    assert "ACC" not in output
+    config = points[0][0].config
+    with SweepDisplay(Console(width=80), {tmp_path / "0": config}) as display:
+        job = Job(tmp_path / "0", (), 1)
+        assert list(display.follow(iter([(job, None), (job, 0)]))) == [(job, 0)]
+    assert "1/1 0: reward 1.00" in capsys.readouterr().out
 
 
 def test_games_that_cannot_be_played_are_told_before_anything_runs(

@@ -1,5 +1,6 @@
 """Figures of what runs contain, and nothing else; drawn in every format, with a title for each value."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -125,8 +126,21 @@ def test_games_have_curves_the_accumulated_reward_and_the_failure_of_adam(tmp_pa
     assert list(sgp.xs) == [0.0, 1.0, 2.0, 3.0, 4.0]
     second = lines(found["minatar-reward-2"]).series[0]
     assert list(second.xs) == [2.0, 3.0, 4.0]  # from when it was first trained
+    # Where a game ends and the next begins, what was learned counts, and not the luck of an agent in a game to come.
+    accumulated = lines(found["minatar-accumulated"]).series[0]
+    assert dict(zip(accumulated.xs, accumulated.ys, strict=True))[2.0] == 1.0
     (adam,) = [figure for name, figure in found.items() if "adam" in name]
     assert [series.label for series in lines(adam).series] == ["SGP: gradient projected, then Adam", "SGP: Adam-GP"]
+
+
+def test_a_reward_that_is_known_of_some_games_only_has_no_curve(tmp_path: Path) -> None:
+    path = games(tmp_path, "sgp")
+    events = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    changed = [event | {"accumulated": None} if event.get("task") == 1 else event for event in events]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in changed))
+    found = figures_of(tmp_path)
+    assert "minatar-reward-2" in found
+    assert "minatar-accumulated" not in found
 
 
 def test_the_failure_of_adam_is_shown_beside_a_run_that_differs_in_nothing_else(tmp_path: Path) -> None:
@@ -135,6 +149,8 @@ def test_the_failure_of_adam_is_shown_beside_a_run_that_differs_in_nothing_else(
     games(tmp_path, "sgp", level=0.2, alpha=5.0, optimizer="adam-on-projected")
     (adam,) = [figure for name, figure in figures_of(tmp_path).items() if "adam" in name]
     assert [max(series.ys) for series in lines(adam).series] == [6.0, 15.0]
+    # Studies of a setting are in no other figure.
+    assert [series.label for series in lines(figures_of(tmp_path)["minatar-accumulated"]).series] == ["SGP"]
 
 
 COLOUR = palette.BLUE
@@ -188,6 +204,18 @@ def test_names_are_drawn_as_they_are(name: str) -> None:
     assert name in [element.text for element in root.iter(f"{{{SVG}}}text")]
     assert not list(root.iter(f"{{{SVG}}}script"))
     assert "<script" not in files["svg"].decode()
+
+
+def test_lines_of_one_look_are_told_apart() -> None:
+    series = [Series(name, [1, 2], [1.0, 2.0], COLOUR) for name in ("alpha 3", "alpha 5")]
+    series.append(Series("b", [1, 2], [3.0, 4.0], palette.RED))
+    series.append(Series("dotted already", [1, 2], [3.0, 4.0], palette.RED, line=":"))
+    root = ElementTree.fromstring(draw(Figure("name", "title", Lines(series, "x", "y")))["svg"])
+    groups = {group.get("id"): group for group in root.iter(f"{{{SVG}}}g")}
+    dashed = [
+        "stroke-dasharray" in ElementTree.tostring(groups[f"name-mark-{number}"], "unicode") for number in range(3)
+    ]
+    assert dashed == [False, True, False]
 
 
 def test_a_figure_is_the_same_each_time() -> None:

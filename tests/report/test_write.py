@@ -147,7 +147,7 @@ def test_a_reward_that_is_not_known_is_not_told_as_0(tmp_path: Path, monkeypatch
     for method in ("sgp", "finetune"):
         games(tmp_path / "games", method, names=["breakout", "seaquest"])
     text = Page(write_report([tmp_path / "games"], tmp_path / "out").page.read_text(encoding="utf-8")).text
-    assert "0.00" not in text
+    assert "of 2 accumulated reward" not in text
     assert "is ahead" not in text
     assert "not known" in text
 

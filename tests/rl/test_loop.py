@@ -200,6 +200,21 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path: Path) -> No
         run(tmp_path / "run", small(lr=1e30))
 
 
+@pytest.mark.parametrize("update", [2, 3], ids=["before a checkpoint", "at the end of a game"])
+def test_weights_that_are_no_numbers_are_told_at_once_and_never_kept(update: int, tmp_path: Path) -> None:
+    def spoil(event: str, values: dict[str, Any]) -> None:
+        if event == "update" and values["update"] == update:
+            learner.network.trunk.fc.weight.data.fill_(math.nan)
+
+    with RunFolder.begin(tmp_path, small(), resume=False) as folder:
+        learner = GameLearner(small(), signs_stream(), folder, spoil)
+        with pytest.raises(RunError, match=f"no numbers any more in update {update} of two: try a lower --lr"):
+            learner.run()
+        kept = folder.load()
+    assert kept is not None
+    assert all(value.isfinite().all() for value in kept[1]["network"].values())
+
+
 def test_a_game_that_fails_loses_nothing_that_was_learned_before(tmp_path: Path) -> None:
     config, calls = small(), iter(range(10**6))
     failing = signs.stream(Signs(), fail_at=lambda: next(calls) > 60)

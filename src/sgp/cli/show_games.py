@@ -58,7 +58,8 @@ def _lines(summary: GameSummary) -> list[str]:
 def print_game_comparison(console: Console, summaries: Mapping[str, GameSummary]) -> None:
     """Runs side by side, after the games that all of them have learned."""
     games = min(len(summary.names) for summary in summaries.values())
-    if games == 0:
+    # Rewards of different games say nothing of each other.
+    if games == 0 or len({tuple(summary.names[:games]) for summary in summaries.values()}) > 1:
         return
     view = Table(title=f"after {games} games" if games > 1 else "after one game", title_justify="left")
     view.add_column("run", overflow="fold")

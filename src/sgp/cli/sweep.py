@@ -16,16 +16,14 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
-from sgp.benchmarks.stream import Stream
-from sgp.cli.run import import_file
+from sgp.cli.run import Work, import_file, work_of
 from sgp.cli.sweep_display import SweepDisplay, print_outcome, status_in_words
-from sgp.runs.config import AnyConfig, Config, as_command, as_yaml, differences
+from sgp.runs.config import AnyConfig, as_command, as_yaml, differences
 from sgp.runs.folder import CONFIG, RunError, RunFolder
+from sgp.runs.games import GameError
 from sgp.runs.jobs import Events, Job, run_here
 from sgp.runs.sweep import Sweep, outcome, read_sweep
-from sgp.training import Learner
 
 # For the processes of a sweep that was killed to be gone, in seconds.
 PATIENCE = 10.0
@@ -86,9 +84,9 @@ def main(arguments: list[str]) -> int:
         if not options.plan:
             _check(left.values(), options.data)
             _refuse_busy(list(left))
-    except (ValueError, ImportError, RunError) as error:
+    except (ValueError, ImportError, RunError, GameError) as error:
         print(f"sgp sweep: {error}", file=sys.stderr)
-        return 1 if isinstance(error, DataError | RunError) else 2
+        return 1 if isinstance(error, DataError | RunError | GameError) else 2
     at_once, jobs = _jobs(left, options)
     _print_heading(console, options, sweep, at_once, jobs)
     if options.plan:
@@ -135,16 +133,14 @@ def _agreed(path: Path, config: AnyConfig) -> AnyConfig:
 
 
 def _check(configs: Iterable[AnyConfig], data: Path | None) -> None:
-    """Read the data and build each kind of run once, since what cannot begin shows there."""
+    """Read the data, try the games and build each kind of run once, since what cannot begin shows there."""
     kinds = {as_yaml(replace(config, seed=0, threads=0)): config for config in configs}
-    streams: dict[str, Stream] = {}
+    works: dict[str, Work] = {}
     for config in kinds.values():
-        benchmark = BENCHMARKS[config.benchmark]
-        if isinstance(benchmark, Benchmark) and isinstance(config, Config):
-            settings = repr((config.benchmark, config.stream))
-            if settings not in streams:
-                streams = {settings: benchmark.stream(config.stream, data, config.seed)}
-            Learner(config, streams[settings], RunFolder(Path()))
+        settings = repr((config.benchmark, config.stream))
+        if settings not in works:
+            works = {settings: work_of(config, data)}  # one at a time: data may be large
+        works[settings].learner(config, RunFolder(Path()))
 
 
 def _refuse_busy(folders: list[Path]) -> None:

@@ -24,6 +24,8 @@ from sgp.training.display import span
 
 # Runs of one row of the closing table differ in these.
 REPEATED = ("seed", "order")
+# What a run may have come to; that of games is the accumulated normalised reward.
+COLUMNS = {"acc": "ACC (%)", "bwt": "BWT (%)", "reward": "reward"}
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,11 @@ class SweepDisplay:
         if status:
             self._say(folder, f"failed, {status_in_words(status)} ({span(taken)})", "red")
             return
-        score = (outcome(folder) or {}).get("acc")
-        self._say(folder, (f"ACC {score:.2f} %" if score is not None else "finished") + f" ({span(taken)})")
+        last = outcome(folder) or {}
+        score = f"ACC {last['acc']:.2f} %" if last.get("acc") is not None else "finished"
+        if last.get("reward") is not None:
+            score = f"reward {last['reward']:.2f}"
+        self._say(folder, f"{score} ({span(taken)})")
 
     def _say(self, folder: Path, what: str, style: str = "") -> None:
         line = f"{len(self._ended)}/{len(self.configs)} {folder.name}: {what}"
@@ -122,11 +127,11 @@ def _standing(folder: Path, config: AnyConfig) -> _Standing:
     last = next((event for event in reversed(events) if "task" in event), None)
     if last is None:
         return _Standing()
-    learned = sum(event["event"] == "task" for event in events)
-    tasks = getattr(config.stream, "tasks", None)
+    learned = sum(event["event"] in ("task", "game") for event in events)
+    games = getattr(config.stream, "games", None)
+    tasks = len(games.split(",")) if games else getattr(config.stream, "tasks", None)
     words = f"task {last['task'] + 1}" + (f"/{tasks}" if tasks else "")
-    if "epoch" in last:
-        words += f", epoch {last['epoch']}"
+    words += "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
     return _Standing(learned / tasks if tasks else 0.0, words)
 
 
@@ -136,21 +141,23 @@ def status_in_words(status: int) -> str:
 
 
 def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> None:
-    """The mean accuracies of finished runs, over those that differ in seed or task order only."""
+    """What finished runs have come to in the mean, over those that differ in seed or task order only."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for point, folder in points:
         last = outcome(folder)
-        if last and last.get("acc") is not None:
+        if last:
             rows.setdefault(_label(point), []).append(last)
-    if not rows:
+    told = {name for ends in rows.values() for end in ends for name, value in end.items() if value is not None}
+    columns = {name: heading for name, heading in COLUMNS.items() if name in told}
+    if not columns:
         return
     view = Table(title="mean ± deviation of finished runs", title_justify="left")
     view.add_column("", overflow="fold")
-    for heading in ("runs", "ACC (%)", "BWT (%)"):
+    for heading in ("runs", *columns.values()):
         view.add_column(heading, justify="right", no_wrap=True)
     for label, ends in rows.items():
-        accuracies, transfers = ([end[name] for end in ends if end[name] is not None] for name in ("acc", "bwt"))
-        view.add_row(escape(label), str(len(ends)), _spread(accuracies), _spread(transfers))
+        found = ([end[name] for end in ends if end.get(name) is not None] for name in columns)
+        view.add_row(escape(label), str(len(ends)), *map(_spread, found))
     console.print(view)
 
 

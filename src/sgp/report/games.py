@@ -9,7 +9,7 @@ from typing import Any
 from sgp import paper
 from sgp.report import palette, words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
-from sgp.report.groups import Group, labels
+from sgp.report.groups import Group, labels, plain_ones
 from sgp.report.plots import Figure, Lines, Series
 from sgp.report.tables import Cell, Column, Table, name_of
 from sgp.training.display import span
@@ -48,8 +48,8 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
         row += [Cell(words.size(each.extra_bytes), each.extra_bytes, link)]
         rows.append(row)
     note = (
-        "Scores of each game after all games. Accumulated reward is the sum of normalised scores, (score − random) / "
-        "(reference − random): 0 for an agent that acts at random, 1 for one that has learned the game; not clipped."
+        "Scores of each game after all games. Accumulated reward is the sum of normalised scores, (score - random) / "
+        "(reference - random): 0 for an agent that acts at random, 1 for one that has learned the game; not clipped."
     )
     quoted = paper.table("quoted", benchmark).get("reward", {})
     if quoted:
@@ -63,7 +63,7 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
 def figures(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     """Curves over the whole run, of groups that have learned the same games."""
     usual = [each for each in groups if each.first.settings.get("optimizer") != FAILS]
-    yield from _curves(benchmark, usual)
+    yield from _curves(benchmark, plain_ones(usual))
     yield from _adam(benchmark, groups)
 
 
@@ -81,15 +81,13 @@ def _curves(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
             "Scores of each game",
             benchmark,
         )
-    whole = [_series(each, names[each.number], _accumulated) for each in groups]
-    whole = [each for each in whole if len(each.xs)]
+    whole = [_series(each, names[each.number], _accumulated) for each in groups if rewards(each)]
     if whole:
         yield Figure(
             f"{benchmark}-accumulated",
             "Accumulated normalised reward",
             Lines(whole, "million steps", "sum of normalised scores", digits=2),
-            f"{title}: an agent that learns and keeps all games rises to about {len(games)}"
-            + ("; one that forgets stays about 1." if len(games) > 1 else "."),
+            f"{title}: an agent that learns and keeps all games rises by about 1 with each of {len(games)}.",
             "Accumulated reward",
             benchmark,
         )
@@ -105,7 +103,8 @@ def _accumulated(run: Run) -> list[Point]:
 
 def _series(each: Group, label: str, points: Callable[[Run], list[Point]], *, line: str = "-") -> Series:
     """The mean over the runs at steps that all of them have."""
-    found = [dict(points(run)) for run in each.runs]
+    # Two evaluations are at one step, after a game and before the next: the first is of what has been learned.
+    found = [dict(reversed(points(run))) for run in each.runs]
     steps = sorted(set.intersection(*(set(one) for one in found)))
     columns = [[one[step] for one in found] for step in steps]
     colour, marker = palette.of_method(each.method)

@@ -179,7 +179,7 @@ def _card(groups: Sequence[Group]) -> Card:
         ],
         ranking_title="Accumulated reward of each method" if is_game else "Average accuracy of each method, in percent",
         facts=_facts(best, groups),
-        warning=f"Partial runs: {best.partial}. Not to be compared with the paper." if best.partial else "",
+        warning=_warning(best),
     )
 
 
@@ -190,13 +190,18 @@ def _card_without_scale(compared: Sequence[Group]) -> Card:
         title=words.benchmark(first.benchmark),
         anchor=_anchor(first.benchmark),
         value=words.count(len(first.first.names), "game"),
-        unit=f"learned by {words.count(len(compared), 'method')}",
+        unit=f"learned by {words.count(len({each.method for each in compared}), 'method')}",
         link=first.anchor,
         sentence="The accumulated reward is not known, since a game has no scale: its scores are in the table.",
         ranking=[],
         ranking_title="",
         facts=[],
+        warning=_warning(first),
     )
+
+
+def _warning(group: Group) -> str:
+    return f"Partial runs: {group.partial}. Not to be compared with the paper." if group.partial else ""
 
 
 def _sentence(

@@ -16,6 +16,8 @@ Axes = Any
 MOST_NUMBERS = 12
 # A line of more points has markers too small to see, so that they only answer to the pointer.
 MANY_POINTS = 40
+# Lines of one method with several settings have one colour.
+AGAIN: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
 
 class Drawing(ABC):
@@ -90,12 +92,15 @@ class Lines(Drawing):
 
     def draw(self, axes: Axes) -> dict[str, list[str]]:
         tips = {}
+        looks: list[tuple[Colour, str, str]] = []
         for number, each in enumerate(self.series):
             many = len(each.xs) > MANY_POINTS
+            looks.append((each.colour, each.marker, each.line))
+            again = looks.count(looks[-1]) - 1
             (line,) = axes.plot(
                 each.xs,
                 each.ys,
-                linestyle=each.line or "none",
+                linestyle=AGAIN[again % len(AGAIN)] if each.line == "-" else each.line or "none",
                 color=each.colour.light,
                 marker=each.marker,
                 markersize=1.5 if many else 4.5 if each.line else 8,

@@ -121,20 +121,24 @@ class GameLearner(Recorded):
 
     def _go_on(self, position: int, agent: Agent, done: int, updates: int) -> None:
         """Learn for some updates; a policy that is no numbers any more is told as what it is."""
+        failure: Exception | None = None
         try:
             agent.go_on(done, updates)
         except (GameError, RunError):
             raise
         # Of drawing from probabilities that are none; which of them, depends on whether torch validates distributions.
         except (ValueError, RuntimeError) as error:
-            with torch.no_grad():
-                policy = self.network(torch.from_numpy(agent.seen), position)
-            if bool(policy.isfinite().all()):
-                raise
+            failure = error
+        # Also where nothing has failed yet: such weights are not for a checkpoint.
+        with torch.no_grad():
+            policy = self.network(torch.from_numpy(agent.seen), position)
+        if not bool(policy.isfinite().all()):
             raise RunError(
                 f"the policy is no numbers any more in update {agent.update} of {self.stream.names[position]}: try a "
                 f"lower --lr than {self.config.training.lr:g}"
-            ) from error
+            ) from failure
+        if failure is not None:
+            raise failure
 
     def _updated(self, position: int, agent: Agent) -> None:
         """An update is done."""

@@ -77,12 +77,15 @@ def read_sweep(target: str) -> Sweep:
 
 
 def outcome(path: Path) -> dict[str, Any] | None:
-    """What a run has come to: its last event, if it is finished."""
+    """What a run has come to: its last event, if it is finished; of a run on games also the accumulated reward."""
     try:
         events = RunFolder(path).metrics()
     except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
         return None
-    return events[-1] if events and events[-1]["event"] == "end" else None
+    if not events or events[-1]["event"] != "end":
+        return None
+    rewards = [event["accumulated"] for event in events if event["event"] == "game"]
+    return events[-1] | ({"reward": rewards[-1]} if rewards else {})
 
 
 def _source(target: str) -> Path | Traversable:
