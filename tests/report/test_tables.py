@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,17 @@ def test_games_have_scores_and_an_accumulated_reward(tmp_path: Path) -> None:
     assert row[titles.index("Accumulated reward")].text == "1.50 ± 0.71"
     assert row[titles.index("freeway")].text == "22.5 ± 10.6"
     assert row[titles.index("Runs")].text == "2 seeds"
+
+
+def test_a_game_says_what_it_had_when_it_was_learned(tmp_path: Path) -> None:
+    metrics = games(tmp_path, "sgp") / "metrics.jsonl"
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    learned = next(event for event in events if event["event"] == "game")
+    learned["scores"] = [44.0]
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    (row,) = of_games.results("minatar", groups_of(tmp_path)).rows
+    # The second and last game has just been learned.
+    assert [(cell.text, cell.note) for cell in row[2:4]] == [("30.0", "from 44.0"), ("30.0", "")]
 
 
 def test_a_game_that_only_some_runs_have_learned_has_a_column_too(tmp_path: Path) -> None:

@@ -41,15 +41,17 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
         link, known = each.anchor, rewards(each)
         row = [name_of(each), Cell(words.spread(known, 2), mean(known), link) if known else Cell()]
         for game in games:
-            scores = [run.tasks[-1]["scores"][run.names.index(game)] for run in each.runs if game in run.names]
-            row.append(Cell(words.spread(scores, 1), mean(scores), link) if scores else Cell())
+            then, scores = _kept(each, game)
+            note = f"from {mean(then):.1f}" if game in each.first.names[:-1] else ""
+            row.append(Cell(words.spread(scores, 1), mean(scores), link, note) if scores else Cell())
         row += [Cell(each.repeats, len(each.runs), link)]
         row += [Cell(span(each.seconds), each.seconds, link)]
         row += [Cell(words.size(each.extra_bytes), each.extra_bytes, link)]
         rows.append(row)
     note = (
-        "Scores of each game after all games. Accumulated reward is the sum of normalised scores, (score - random) / "
-        "(reference - random): 0 for an agent that acts at random, 1 for one that has learned the game; not clipped."
+        "Scores of each game after all games, and from what they were when it had been learned. Accumulated reward is "
+        "the sum of normalised scores, (score - random) / (reference - random): 0 for an agent that acts at random, 1 "
+        "for one that has learned the game; not clipped."
     )
     quoted = paper.table("quoted", benchmark).get("reward", {})
     if quoted:
@@ -58,6 +60,13 @@ def results(benchmark: str, groups: Sequence[Group]) -> Table:
         )
         note += f" The paper says that SGP accumulates {told}; it gives no other numbers."
     return Table(f"results-{benchmark}", f"{words.benchmark(benchmark)}: results", columns, rows, note, benchmark)
+
+
+def _kept(group: Group, game: str) -> tuple[list[float], list[float]]:
+    """Scores of a game when it was learned and after all games, of each run that has it."""
+    found = [(run.tasks, run.names.index(game)) for run in group.runs if game in run.names]
+    then = [tasks[number]["scores"][number] for tasks, number in found]
+    return then, [tasks[-1]["scores"][number] for tasks, number in found]
 
 
 def figures(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
