@@ -1,6 +1,5 @@
 """A-GEM: no step raises the loss on the memory to first order, and a step that would not is left alone."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch.optim import SGD
 
 from sgp.methods import Batch, Moment
 from sgp.methods.a_gem import AGEM, AGEMSettings, project
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 
@@ -157,54 +156,3 @@ def test_bytes_are_those_of_inputs_labels_and_heads() -> None:
     method = filled(made(memory_size=10), batch(1, 40))
     assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8)}
     assert method.keeps_data
-
-
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    method = AGEM(kind((3, 32, 32), heads=(2, 1)), AGEMSettings())
-    optimizer = SGD(method.network.parameters(), lr=0.01)
-    for head in (0, 0, 1, 1):
-        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
-        assert 0 <= method.step(examples, head, NOW, optimizer) < 100
-    assert len(method.buffer) == 16
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"memory_size": 0}, {"memory_batch": 0}, {"fill": "never"}, {"per_class": 0}],
-    ids=str,
-)
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        AGEMSettings(**bad)
-
-
-@pytest.mark.parametrize("kind", ["split", "permuted"])
-def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
-    kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
-
-    config = small("a-gem", kind=kind, tasks=2, epochs=3, memory_size=30, fill="every-epoch")
-    learner = run(tmp_path / "whole", config)
-    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
-    run_with_stops(tmp_path / "stopped", config, (1, 2))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-    assert isinstance(learner.method, AGEM)
-    assert len(learner.method.buffer) == 30
-
-
-def test_a_gem_forgets_less_than_finetuning_also_where_tasks_share_a_head(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import events, run, small
-
-    forgotten = {}
-    for method in ("finetune", "a-gem"):
-        run(tmp_path / method, small(method, kind="permuted", epochs=3))
-        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
-    assert forgotten["a-gem"] > forgotten["finetune"] + 5

@@ -1,18 +1,16 @@
 """Dark experience replay: the memory has the logits of the moment of insertion, and answers are held to them."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
 from sgp.methods import Batch, Moment
 from sgp.methods.der import DER, DERSettings, distance
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 
@@ -122,54 +120,3 @@ def test_bytes_tell_data_and_logits_apart() -> None:
     assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
     assert sum(method.bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
     assert method.keeps_data
-
-
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    method = DER(kind((3, 32, 32), heads=(2, 1)), DERSettings(beta=0.5))
-    optimizer = SGD(method.network.parameters(), lr=1e-4)
-    for head in (0, 0, 1, 1):
-        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
-        assert 0 <= method.step(examples, head, NOW, optimizer) < 100
-    assert len(method.buffer) == 16
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"alpha": -0.1}, {"alpha": math.nan}, {"beta": -1.0}, {"beta": math.inf}, {"memory_size": 1}, {"memory_batch": 1}],
-    ids=str,
-)
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        DERSettings(**bad)
-
-
-@pytest.mark.parametrize("kind", ["split", "permuted"])
-def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
-    kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
-
-    config = small("der", kind=kind, tasks=2, epochs=3, memory_size=30, beta=0.2)
-    learner = run(tmp_path / "whole", config)
-    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
-    run_with_stops(tmp_path / "stopped", config, (1, 2))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-    assert isinstance(learner.method, DER)
-    assert len(learner.method.buffer) == 30
-
-
-def test_dark_replay_forgets_less_than_finetuning(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import events, run, small
-
-    forgotten = {}
-    for method in ("finetune", "der"):
-        run(tmp_path / method, small(method, kind="permuted", epochs=3))
-        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
-    assert forgotten["der"] > forgotten["finetune"] + 5

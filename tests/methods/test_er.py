@@ -1,6 +1,5 @@
 """Experience replay: old examples are learned again, each through the head of its own task."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch.optim import SGD
 
 from sgp.methods import Batch, Moment
 from sgp.methods.er import ER, ERSettings
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP, LeNet
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 
@@ -114,56 +113,3 @@ def test_images_of_the_memory_have_the_format_of_the_batch() -> None:
     for _ in range(2):
         method.step((images, labels), 0, NOW, optimizer)
     assert formats == [True, True]
-
-
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_a_step_works_on_convolutions_and_residual_blocks(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    method = ER(kind((3, 32, 32), heads=(2, 1)), ERSettings())
-    optimizer = SGD(method.network.parameters(), lr=0.01)
-    for head in (0, 0, 1, 1):
-        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
-        loss = method.step(examples, head, NOW, optimizer)
-        assert 0 <= loss < 100
-    assert len(method.buffer) == 16
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"memory_size": 1}, {"memory_batch": 1}, {"fill": "never"}, {"reservoir": "biased"}],
-    ids=str,
-)
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        ERSettings(**bad)
-
-
-@pytest.mark.parametrize("kind", ["split", "permuted"])
-def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
-    kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
-
-    config = small("er", kind=kind, tasks=2, epochs=3, memory_size=30, fill="every-epoch")
-    learner = run(tmp_path / "whole", config)
-    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
-    run_with_stops(tmp_path / "stopped", config, (1, 2))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-    assert isinstance(learner.method, ER)
-    assert len(learner.method.buffer) == 30
-    assert set(learner.method.buffer.contents["heads"].tolist()) == {0, 1}
-
-
-def test_replay_forgets_less_than_finetuning(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import events, run, small
-
-    forgotten = {}
-    for method in ("finetune", "er"):
-        run(tmp_path / method, small(method, kind="permuted", epochs=3))
-        forgotten[method] = events(tmp_path / method)[-1]["bwt"]
-    assert forgotten["er"] > forgotten["finetune"] + 5
