@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.method import Batch
 from sgp.projection.layers import layer_type_of
@@ -34,9 +33,10 @@ def fisher_of_samples(
     """F = mean_n g_n^2, with g_n the gradient of log p_n, the log-likelihood of example n.
 
     One backward pass of the sum over a batch shows delta_n, the gradient of each layer's output, and
-    g_n = delta_n x_n^T: so F of a linear layer is (D^2)^T X^2 / N with rows delta_n and x_n, and convolutions are
-    linear on patches. Layers that add over positions add before they square. What these layers do not explain (weights
-    that are tied, used without their module, or of other types) takes a backward pass for each example.
+    g_n = delta_n x_n^T: so F of a linear layer is (D^2)^T X^2 / N with rows delta_n and x_n, convolutions are linear on
+    patches, and embeddings on rows of which one entry is 1. Layers that add over positions add before they square. What
+    these layers do not explain (weights that are tied, used without their module, or of other types) takes a backward
+    pass for each example.
 
     It is exact where examples do not meet in the network. Where BatchNorm divides by the statistics of the batch they
     do, and delta_n has what example n changes in the whole batch.
@@ -132,24 +132,39 @@ class _Call:
     deltas: list[Tensor] = field(default_factory=list)
 
 
+class _Account(NamedTuple):
+    """What a layer's calls say of one of its parameters.
+
+    Attributes:
+        total: the sum of the examples' gradients.
+        square: that of their squares.
+        energy: that of their squared norms before positions cancel, which is what rounding is a share of. The bias of
+            an attention's keys has no gradient but rounding.
+    """
+
+    total: Tensor
+    square: Tensor
+    energy: Tensor
+
+
 def _squares(
     network: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, log_likelihood: LogLikelihood
 ) -> dict[str, Tensor]:
     """The sum over a batch of each example's squared gradient, of those parameters that have any."""
     calls: dict[nn.Module, list[_Call]] = {}
-    with _watched(network, parameters, calls):
+    with _watched(network, parameters, len(batch[1]), calls):
         values = _values(batch, log_likelihood)
         gradients = _gradients(values.sum(), parameters, retain_graph=True)
     names = {id(parameter): name for name, parameter in parameters.items()}
     squares: dict[str, Tensor] = {}
     with torch.no_grad():
         for module, made in calls.items():
-            for leaf, (total, square) in _explained(module, made, len(values)).items():
+            for leaf, account in _explained(module, made, len(values)).items():
                 name = names.get(id(module._parameters.get(leaf)))
                 # The layer's account is good if it gives the gradient that autograd found: then the parameter has no
                 # other use.
-                if name in gradients and _is_same(total, gradients[name], square, len(values)):
-                    squares[name] = square
+                if name in gradients and _is_right(account, gradients[name], len(values)):
+                    squares[name] = account.square
     rest = {name: parameters[name] for name in gradients if name not in squares}
     if rest:
         squares |= {name: torch.zeros_like(parameter) for name, parameter in rest.items()}
@@ -159,9 +174,9 @@ def _squares(
     return squares
 
 
-def _is_same(total: Tensor, gradient: Tensor, square: Tensor, count: int) -> bool:
+def _is_right(account: _Account, gradient: Tensor, count: int) -> bool:
     # |sum_n g_n| <= sqrt(N sum_n |g_n|^2): sums of gradients that cancel are small, their rounding is not.
-    return bool((total - gradient).norm() <= ROUNDING * (count * square.sum()).sqrt())
+    return bool((account.total - gradient).norm() <= ROUNDING * (count * account.energy).sqrt())
 
 
 def _values(batch: Batch, log_likelihood: LogLikelihood) -> Tensor:
@@ -202,10 +217,16 @@ def _mean(sums: dict[str, Tensor], count: int) -> dict[str, Tensor]:
 
 @contextmanager
 def _watched(
-    network: nn.Module, parameters: Mapping[str, nn.Parameter], calls: dict[nn.Module, list[_Call]]
+    network: nn.Module, parameters: Mapping[str, nn.Parameter], count: int, calls: dict[nn.Module, list[_Call]]
 ) -> Iterator[None]:
     """Write down the calls of all layers that have such parameters and can be explained, and a backward pass."""
     wanted = {id(parameter) for parameter in parameters.values()}
+
+    def apart(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        # What is looked up once for all examples, such as positions: once for each, so that each has a gradient.
+        if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1:
+            return (args[0].expand(count, *args[0].shape[1:]),)
+        return None
 
     def seen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if output.requires_grad:
@@ -214,11 +235,13 @@ def _watched(
             handles.append(output.register_hook(call.deltas.append))  # type: ignore[no-untyped-call]
             calls.setdefault(module, []).append(call)
 
-    handles: list[RemovableHandle] = [
-        module.register_forward_hook(seen, with_kwargs=True)
+    layers = [
+        module
         for module in network.modules()
         if _can_explain(module) and any(id(parameter) in wanted for parameter in module.parameters(recurse=False))
     ]
+    handles = [module.register_forward_hook(seen, with_kwargs=True) for module in layers]
+    handles += [module.register_forward_pre_hook(apart) for module in layers if isinstance(module, nn.Embedding)]
     try:
         yield
     finally:
@@ -230,14 +253,16 @@ def _can_explain(module: nn.Module) -> bool:
     # A subclass of a norm layer may do anything; those of the others are known not to have a forward of their own.
     if isinstance(module, nn.Linear | Convolution):
         return layer_type_of(module) is not None
-    return type(module) in (*CHANNEL_NORMS, *LAST_NORMS)
+    return type(module) in (*CHANNEL_NORMS, *LAST_NORMS, nn.Embedding)
 
 
-def _explained(module: nn.Module, calls: list[_Call], count: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Sums over examples of gradients and of their squares for a layer's own parameters, from all its calls."""
+def _explained(module: nn.Module, calls: list[_Call], count: int) -> dict[str, _Account]:
+    """Of a layer's own parameters, from all its calls."""
     calls = [call for call in calls if call.deltas]
     if not calls or any(len(call.input) != count for call in calls):
         return {}
+    if isinstance(module, nn.Embedding):
+        return {"weight": _of_embedding(module, calls, count)}
     if not isinstance(module, nn.Linear | Convolution):
         return _of_norm(module, calls)
     layer_type = layer_type_of(module)
@@ -254,12 +279,17 @@ def _explained(module: nn.Module, calls: list[_Call], count: int) -> dict[str, t
             delta = delta.reshape(1, count, -1, delta.shape[-1])
         deltas.append(delta)
     X, D = torch.cat(rows, dim=2), torch.cat(deltas, dim=2)
-    weight = module.weight
-    found = {"weight": tuple(part.reshape(weight.shape) for part in _sums_of_products(X, D))}
+    total, square = (part.reshape(module.weight.shape) for part in _sums_of_products(X, D))
+    found = {"weight": _Account(total, square, square.sum())}
     if module.bias is not None:
-        each = D.sum(dim=2).transpose(0, 1).reshape(count, -1)
-        found["bias"] = (each.sum(dim=0), each.square().sum(dim=0))
-    return found  # type: ignore[return-value]
+        found["bias"] = _added(D.transpose(0, 1).transpose(1, 2).reshape(count, D.shape[2], -1))
+    return found
+
+
+def _added(each: Tensor) -> _Account:
+    """Of a parameter that is added at every position: the gradients there are [n, positions, ...]."""
+    alone = each.sum(dim=1)
+    return _Account(alone.sum(dim=0), alone.square().sum(dim=0), each.abs().sum(dim=1).square().sum())
 
 
 def _sums_of_products(X: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,13 +307,27 @@ def _sums_of_products(X: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
     return total, square
 
 
-def _of_norm(module: nn.Module, calls: list[_Call]) -> dict[str, tuple[Tensor, Tensor]]:
+def _of_embedding(module: nn.Embedding, calls: list[_Call], count: int) -> _Account:
+    ids = torch.cat([call.input.reshape(count, -1) for call in calls], dim=1)
+    deltas = torch.cat([call.deltas[0].reshape(count, -1, module.embedding_dim) for call in calls], dim=1)
+    if module.padding_idx is not None:
+        deltas = deltas * (ids != module.padding_idx).unsqueeze(-1)
+    # A row of an example has the sum over the places where it stands there.
+    example = torch.arange(count, device=ids.device).unsqueeze(1)
+    pairs, place = torch.unique(example * module.num_embeddings + ids, return_inverse=True)
+    each = deltas.new_zeros(len(pairs), module.embedding_dim).index_add_(0, place.flatten(), deltas.flatten(0, 1))
+    row = pairs % module.num_embeddings
+    total, square = (torch.zeros_like(module.weight).index_add_(0, row, part) for part in (each, each.square()))
+    return _Account(total, square, square.sum())
+
+
+def _of_norm(module: nn.Module, calls: list[_Call]) -> dict[str, _Account]:
     own = module._parameters
     plain = {"weight": torch.ones_like, "bias": torch.zeros_like}
     neutral = {leaf: make(own[leaf]) for leaf, make in plain.items() if own.get(leaf) is not None}  # type: ignore[arg-type]
     # Copies, since a call in training mode counts the batch once more.
     neutral |= {name: buffer.clone() for name, buffer in module.named_buffers()}
-    sums: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
     for call in calls:
         (delta,) = call.deltas
         normalised = torch.func.functional_call(module, neutral, (call.input,))
@@ -292,8 +336,8 @@ def _of_norm(module: nn.Module, calls: list[_Call]) -> dict[str, tuple[Tensor, T
             if parameter is not None:
                 n = len(each)
                 if isinstance(module, CHANNEL_NORMS):
-                    each = each.reshape(n, len(parameter), -1).sum(dim=2)
+                    each = each.reshape(n, len(parameter), -1).transpose(1, 2)
                 else:
-                    each = each.reshape(n, -1, *parameter.shape).sum(dim=1)
-                sums[leaf] = sums[leaf] + each if leaf in sums else each
-    return {leaf: (each.sum(dim=0), each.square().sum(dim=0)) for leaf, each in sums.items()}
+                    each = each.reshape(n, -1, *parameter.shape)
+                parts.setdefault(leaf, []).append(each)
+    return {leaf: _added(torch.cat(made, dim=1)) for leaf, made in parts.items()}
