@@ -13,6 +13,7 @@ from statistics import mean, stdev
 from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.methods import METHODS, Joint
 from sgp.runs.config import AnyConfig, as_command
 from sgp.runs.folder import RunFolder
 from sgp.runs.game_summary import GameSummary, game_summary_of
@@ -23,7 +24,7 @@ from sgp.training.display import span
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGE = RESULTS / "README.md"
-METHODS = ROOT / "docs" / "methods"
+PAGES = ROOT / "docs" / "methods"
 BEGIN, END = "<!-- made by python -m bench.results -->", "<!-- end -->"
 TITLES = {
     "split-cifar100": "Split CIFAR-100",
@@ -156,13 +157,14 @@ def _row(group: list[Run]) -> dict[str, object]:
 
 def _of_tasks(summaries: list[Summary]) -> dict[str, object]:
     config, matrices = summaries[0].config, [summary.accuracies for summary in summaries]
+    at_once = issubclass(METHODS[config.method], Joint)
     published = _of_paper(config.benchmark, config.method)
     theirs = [str(published[column]) for column in ("ACC (%)", "BWT (%)") if column in published]
     return {
         "tasks": len(summaries[0].names),
         "epochs": config.training.epochs,
         "ACC (%)": _spread([acc(matrix) for matrix in matrices]),
-        "BWT (%)": _spread([bwt(matrix) for matrix in matrices]) if len(matrices[0]) > 1 else "",
+        "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _spread([bwt(matrix) for matrix in matrices]),
         "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
         "paper: ACC, BWT": ", ".join(theirs),
     }
@@ -216,7 +218,7 @@ def _kept(summary: Summary | GameSummary) -> int:
 def pages() -> dict[Path, str]:
     """Every page with its tables made anew; what people wrote around them stays."""
     groups = grouped()
-    methods = [path for path in METHODS.glob("*.md") if path.stem != "index"]
+    methods = [path for path in PAGES.glob("*.md") if path.stem != "index"]
     made = {PAGE: tables(groups)} | {path: figures(groups, path.stem) for path in methods}
     return {path: _filled(path.read_text(encoding="utf-8"), made[path]) for path in made}
 

@@ -130,6 +130,8 @@ class Lines(Drawing):
         if self.ticks:
             axes.set_xticks(list(self.ticks), list(self.ticks.values()))
             axes.minorticks_off()
+        elif not self.log_x:
+            axes.locator_params(axis="x", nbins=6)  # numbers of several digits would touch
         return tips
 
     def _x(self, value: float) -> str:
