@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,6 +80,13 @@ def _amount(value: float | None, unit: str) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.1f} ms"
 
 
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that were measured again in the places of the old ones, and further ones after those."""
+    again = {row["name"]: row for row in new}
+    kept = [again.pop(row["name"], row) for row in old]
+    return [*kept, *again.values()]
+
+
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(
@@ -88,7 +96,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: sooner, and noisier")
     parser.add_argument("--out", type=Path, help="write everything that was measured to this JSON file")
-    parser.add_argument("--only", choices=MEASUREMENTS, nargs="+", help="measure only these")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, nargs="+", help="measure only these; others stay in the JSON file"
+    )
     arguments = parser.parse_args()
     wanted = arguments.only or MEASUREMENTS
     quick = arguments.quick
@@ -105,6 +115,9 @@ def main() -> None:
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
     }
+    kept: list[dict[str, Any]] = []
+    if arguments.only and arguments.out is not None and arguments.out.exists():
+        kept = json.loads(arguments.out.read_text())["rows"]
     progress = Console(stderr=True)
     rows: list[Row] = []
     for name in wanted:
@@ -112,7 +125,8 @@ def main() -> None:
         progress.print(f"measuring {what} ...")
         rows += measure()
         if arguments.out is not None:
-            report = where | {"quick": quick, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+            made = [asdict(row) | {"met": row.met, "date": where["date"]} for row in rows]
+            report = where | {"quick": quick, "rows": merged(kept, made)}
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
     console = Console(width=80)
