@@ -1,4 +1,4 @@
-"""A step of the fifth task of fivetext on MiniLM with each method, against finetuning's, and a memory update.
+"""A step of the fifth task of fivetext on MiniLM with each method, against finetuning's, and memory updates.
 
 Memories have really learned the four tasks before, on the texts in ``$SGP_DATA``, so that they have the ranks that they
 have there; other methods, whose steps do not depend on it, have learned a little. Nothing is measured where the texts
@@ -15,8 +15,8 @@ from bench.methods import batches_of, learned, ranks, stepper
 from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
-from sgp.benchmarks.stream import Stream, Task
-from sgp.benchmarks.texts import FiveText, fivetext
+from sgp.benchmarks.stream import Examples, Stream, Task
+from sgp.benchmarks.texts import CLINC150, FiveText, clinc150, fivetext
 from sgp.methods.gpm import GPM
 from sgp.runs.config import Config, configure
 from sgp.training import Learner
@@ -31,17 +31,20 @@ GOALS = {"sgp": 1.3, SPARSE: 1.06}
 
 
 def rows(*, rounds: int) -> list[Row]:
-    """Seconds per step of each method, and of an update; none where something is missing."""
+    """Seconds per step of each method, and of updates; none where something is missing."""
     if not all(map(find_spec, NEEDED)):
         return []
-    configs = {method: _config(method) for method in METHODS}
     try:
-        stream = fivetext(FiveText(), None, seed=0)
+        stream, domains = fivetext(FiveText(), None, seed=0), clinc150(CLINC150(), None, seed=0)
     except MissingData:
         return []
     task = stream[LEARNED]
-    learners = {method: learned(config, _before(stream, method)) for method, config in configs.items()}
-    update = _update(learners["sgp"], task, rounds)
+    learners = {method: learned(_config(method), _before(stream, method)) for method in METHODS}
+    assistant = learned(_config("sgp", "clinc150"), _before(domains, "sgp"))
+    updates = [
+        _update(learners["sgp"], task, rounds, "fivetext"),
+        _update(assistant, domains[LEARNED], rounds, "clinc150"),
+    ]
     ways = {method: stepper(learner, task, EVERY) for method, learner in learners.items()}
     times = take_turns(ways, rounds=rounds)
     return [
@@ -62,14 +65,14 @@ def rows(*, rounds: int) -> list[Row]:
             for method in METHODS
             if method != "finetune"
         ),
-        update,
+        *updates,
     ]
 
 
-def _config(method: str) -> Config:
+def _config(method: str, benchmark: str = "fivetext") -> Config:
     name, _, more = method.partition(", ")
     settings: dict[str, Any] = {"project_every": EVERY} if more else {}
-    config = configure("fivetext", name, epochs=1, threads=torch.get_num_threads(), **settings)
+    config = configure(benchmark, name, epochs=1, threads=torch.get_num_threads(), **settings)
     assert isinstance(config, Config)
     return config
 
@@ -80,16 +83,22 @@ def _before(stream: Stream, method: str) -> Stream:
 
     def make(position: int) -> Task:
         task = stream[position]
-        return Task(task.name, task.head, task.train[:texts], task.validation[:8], task.test[:8])
+        return Task(task.name, task.head, _shuffled(task.train)[:texts], task.validation[:8], task.test[:8])
 
     return Stream(stream.names[:learned], stream.inputs, stream.heads, make)
 
 
-def _update(learner: Learner, task: Task, rounds: int) -> Row:
+def _shuffled(examples: Examples) -> Examples:
+    """The file of CLINC150 has one intent after another."""
+    return examples[torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))]
+
+
+def _update(learner: Learner, task: Task, rounds: int, benchmark: str) -> Row:
     """What the memory takes to take a task in, against the forward passes of an epoch of it."""
     method, network = learner.method, learner.network
     assert isinstance(method, GPM)
     state = copy.deepcopy(method.state_dict())
+    task = Task(task.name, task.head, _shuffled(task.train), task.validation, task.test)
     batches = batches_of(task, learner.config.training.batch)
     network.eval()
 
@@ -105,7 +114,7 @@ def _update(learner: Learner, task: Task, rounds: int) -> Row:
     times = take_turns({"sgp": update, "plain": forward}, rounds=rounds)
     method.load_state_dict(state)
     return Row(
-        name="MiniLM update, 400 texts",
+        name=f"MiniLM update, {TEXTS} of {len(task.train)} texts of {benchmark}",
         unit="s",
         amounts={way: times.median(way) for way in times.seconds},
         against="plain",
