@@ -223,6 +223,50 @@ def test_validations_see_projected_weights_and_change_nothing(tmp_path: Path) ->
     assert_same(*found)
 
 
+def test_an_update_sees_batches_as_training_does(tmp_path: Path) -> None:
+    class Halved(Module):
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch[0] / 2, batch[1]
+
+    module = Halved()
+    memory = sgp.GradientMemory(module, threshold=0.9)
+    seen = []
+
+    def forward(batch: Any) -> Any:
+        seen.append(batch[0])
+        return module(batch[0])
+
+    fit(
+        module, trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1, precision="64-true"), 0
+    )
+    assert memory.tasks == 1
+    torch.testing.assert_close(torch.cat(seen[1:]), inputs(0).double() / 2)  # the first was the trial
+    assert torch.equal(seen[0], seen[1])
+
+
+def test_an_update_of_a_part_leaves_no_trace_on_the_rest(tmp_path: Path) -> None:
+    class Larger(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(self.norm(x))
+
+    module = Larger()
+    memory = sgp.GradientMemory(module.net, threshold=0.9)
+    modes = []
+
+    def forward(batch: Any) -> Any:
+        modes.append(module.norm.training)
+        return module(batch[0])
+
+    fit(module, trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1), 0)
+    assert memory.tasks == 1
+    assert set(modes) == {False}
+    assert module.norm.num_batches_tracked == 6  # those of the training
+
+
 def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) -> None:
     module = Module()
     memory = sgp.GradientMemory(module, threshold=0.9)

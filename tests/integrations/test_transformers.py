@@ -188,6 +188,29 @@ def test_a_training_that_is_resumed_ends_with_the_same_bits(
     assert again.tasks == 2
 
 
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_training_that_was_broken_off_does_not_meddle_with_the_one_that_goes_on(step: int, tmp_path: Path) -> None:
+    class Break(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}
+    model, memory = learned_first(tmp_path)
+    twin, other = learned_first(tmp_path)
+    trainer(model, GradientMemoryCallback(memory, every=8), 1, tmp_path / "whole", **saving).train()
+
+    broken = trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
+    broken.add_callback(Break)
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    resumed = trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+    assert broken.optimizer is not None  # it is still there
+    assert_same_weights(twin, model)
+    assert_same_memory(other, memory)
+
+
 def test_a_checkpoint_may_lie_elsewhere(tmp_path: Path) -> None:
     model, memory = learned_first(tmp_path / "first")
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}

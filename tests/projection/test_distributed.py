@@ -11,11 +11,13 @@ import torch.distributed as dist
 from projection.team import processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import sgp
 from sgp.projection import storage
+from sgp.projection.distributed import Team
+from sgp.projection.statistic import Statistic
 
 # Few rows for the wide layer, many for the narrow one: both forms of a statistic; and tokens.
 SAMPLES = 23
@@ -124,7 +126,7 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
     together, single = projectors(tmp_path / "0.safetensors"), projectors(tmp_path / "single.safetensors")
     assert together.keys() == single.keys()
     for name, projector in single.items():
-        torch.testing.assert_close(together[name], projector, atol=1e-5, rtol=0)
+        torch.testing.assert_close(together[name], projector, atol=1e-6, rtol=0)
     weights = torch.load(tmp_path / "0.pt", weights_only=True)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
@@ -152,6 +154,46 @@ def test_other_roads_end_alike_on_all_processes(mode: str, tmp_path: Path) -> No
         assert ours["tasks"] == 1
     else:  # each has its own shard's
         assert ours["digest"] != theirs["digest"]
+
+
+def loader_of(kind: str, samples: int, rank: int, size: int) -> DataLoader[Any]:
+    """A process's own, of batches of 4."""
+    whole = TensorDataset(torch.arange(samples))
+    if kind == "torch":
+        return DataLoader(whole, batch_size=4, sampler=DistributedSampler(whole, size, rank, shuffle=False))
+    shards = pytest.importorskip("accelerate.data_loader")
+    batches = BatchSampler(SequentialSampler(whole), 4, drop_last=False)
+    shard = shards.BatchSamplerShard(batches, size, rank, split_batches=kind == "accelerate, split")
+    return DataLoader(whole, batch_sampler=shard)
+
+
+@pytest.mark.parametrize("kind", ["torch", "accelerate", "accelerate, split"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_samples_that_a_loader_repeats_are_left_out(kind: str, size: int) -> None:
+    for samples in range(1, 40):
+        taken = []
+        for rank in range(size):
+            team = Team(distributed=False)
+            team.rank, team.size = rank, size
+            loader = loader_of(kind, samples, rank, size)
+            taken += torch.cat([batch for (batch,) in loader]).tolist()[: team.share(None, loader)]
+        assert sorted(taken) == list(range(samples))
+
+
+def test_rows_are_gathered_where_the_processes_can_exchange_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_gather(received: list[Tensor], sent: Tensor) -> None:
+        assert {tensor.device.type for tensor in (*received, sent)} == {"meta"}
+        raise InterruptedError  # what follows needs values
+
+    team = Team(distributed=False)
+    team.size = 2
+    monkeypatch.setattr(team, "_gathered", lambda value: [value, value])
+    monkeypatch.setattr(team, "_here", lambda tensor: tensor.to("meta"))  # stands for an accelerator
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    few = Statistic(1, 8)
+    few.add(torch.randn(1, 2, 8))
+    with pytest.raises(InterruptedError):
+        team.merged({"layer": few})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The change of several steps, projected at once."""
 
 import copy
+import gc
 import io
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,7 @@ def test_weights_come_back_if_an_evaluation_fails() -> None:
     assert_same(weights(model), before)
 
 
-@pytest.mark.parametrize("take", ["model", "optimizer", "handle", "update", "detach"])
+@pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "handle", "update", "detach"])
 def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
     model, memory, optimizer, handle = learner(8, alpha=math.inf)
     train(model, optimizer, 3)
@@ -133,6 +135,8 @@ def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
     assert leak() > 1e-3
     if take == "model":
         model.state_dict()
+    elif take == "a part of it":
+        model[0].state_dict()
     elif take == "optimizer":
         optimizer.state_dict()
     elif take == "handle":
@@ -172,7 +176,114 @@ def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path)
     loaded.state_dict()
     assert_same(weights(model), before)
     handle.detach()
-    assert not model._state_dict_pre_hooks
+    assert not any(m._state_dict_pre_hooks or m._load_state_dict_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("take", ["model", "update", "another optimizer"])
+def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str) -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    train(model, optimizer, 3)
+    start, blocked = weights(learner(8)[0]), memory.subspaces["0"]
+
+    def leak() -> float:
+        change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
+        return float(blocked.along_blocked(*(part.unsqueeze(0) for part in change)).norm())
+
+    left, gone = weakref.ref(handle), weakref.ref(optimizer)
+    del optimizer, handle
+    gc.collect()
+    assert gone() is None
+    assert leak() > 1e-3
+    if take == "model":
+        model.state_dict()
+    elif take == "update":
+        memory.update([batch(0)[:1].double()])
+    else:
+        second = torch.optim.AdamW(model.parameters(), lr=0.05)
+        memory.attach(second)
+        train(model, second, 1)
+    assert leak() < 1e-6
+    gc.collect()
+    assert left() is None
+
+
+def unit_steps(optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+    """Gradients that do not depend on the weights, so that the sum of changes is the same however it is projected."""
+    for step in range(steps):
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    generator = torch.Generator().manual_seed(step + parameter.numel())
+                    parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("split", ["weights and biases", "all twice"])
+def test_of_two_optimizers_with_the_same_layers_neither_projects_what_the_other_did(split: str) -> None:
+    found = []
+    for every in (1, 3):
+        model, memory, _, handle = learner(1)
+        handle.detach()
+        named = list(model.named_parameters())
+        halves = [[p for n, p in named if n.endswith(leaf)] for leaf in ("weight", "bias")]
+        if split == "all twice":
+            halves = [[p for _, p in named]] * 2
+        optimizers = [torch.optim.SGD(half, lr=0.01) for half in halves]
+        handles = [memory.attach(optimizer, road="applied", every=every) for optimizer in optimizers]
+        unit_steps(list(optimizers), 4)
+        for handle in handles:
+            handle.flush()
+        found.append(weights(model))
+    assert_same(found[0], found[1], 1e-12)
+
+
+def test_a_bias_that_no_optimizer_has_moves_with_its_weight_and_an_update_goes_on() -> None:
+    model, memory, _, handle = learner(1)
+    handle.detach()
+    optimizer = torch.optim.AdamW([p for name, p in model.named_parameters() if "weight" in name], lr=0.05)
+    handle = memory.attach(optimizer, every=8)
+    bias = weights(model)["0.bias"]
+    train(model, optimizer, 3)
+    with handle.projected():
+        assert not torch.equal(weights(model)["0.bias"], bias)
+    assert torch.equal(weights(model)["0.bias"], bias)
+    train(model, optimizer, 2)
+    memory.update([batch(0)[:1].double()])
+    assert not torch.equal(weights(model)["0.bias"], bias)
+    assert memory.tasks == 2
+
+
+def test_weights_that_are_loaded_are_no_change_that_steps_have_made() -> None:
+    model, memory, optimizer, handle = learner(8)
+    other = {name: value + 1 for name, value in model.state_dict().items()}
+    train(model, optimizer, 3)
+    model.load_state_dict(other)
+    handle.flush()
+    memory.check(OLD.double())
+    assert_same(weights(model), other)
+
+
+def test_another_memory_is_loaded_after_what_the_old_one_has_to_project() -> None:
+    model, memory, optimizer, handle = learner(8)
+    twin, _, twin_optimizer, twin_handle = learner(8)
+    train(model, optimizer, 3)
+    train(twin, twin_optimizer, 3)
+    memory.load_state_dict(sgp.GradientMemory(model, threshold=0.9).state_dict())  # of no task
+    twin_handle.flush()
+    assert_same(weights(model), weights(twin))
+    train(model, optimizer, 6, 3)
+    handle.flush()
+    assert handle.steps == 9
+
+
+def test_a_check_in_between_changes_nothing() -> None:
+    model, memory, optimizer, _ = learner(8)
+    twin, _, twin_optimizer, _ = learner(8)
+    for step in range(8):
+        train(model, optimizer, 1, step)
+        train(twin, twin_optimizer, 1, step)
+        memory.check(OLD.double())
+    assert_same(weights(model), weights(twin))
 
 
 def test_16_bit_weights_have_their_masters_projected() -> None:

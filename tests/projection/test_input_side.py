@@ -53,12 +53,21 @@ def test_the_gradient_of_replaced_inputs_is_the_projected_gradient(shape: tuple[
     torch.testing.assert_close(x.grad, raw_input)  # what flows on to earlier layers is untouched
 
 
+def test_a_layer_that_has_moved_to_another_device_is_left_alone() -> None:
+    layer, optimizer, _ = watched()
+    layer.to("meta")  # stands for an accelerator
+    layer(torch.randn(4, 20, device="meta")).sum().backward()
+    assert layer.weight.grad is not None
+    assert optimizer.param_groups  # while it lives, inputs are watched
+
+
 def test_the_output_and_random_state_are_untouched() -> None:
-    layer, _, _ = watched()
+    layer, optimizer, _ = watched()
     x = torch.randn(4, 20)
     state = torch.random.get_rng_state()
     torch.testing.assert_close(layer(x), copy.deepcopy(layer)(x))
     assert torch.equal(torch.random.get_rng_state(), state)
+    assert optimizer.param_groups  # while it lives, inputs are watched
 
 
 def test_more_rows_than_outputs_stay_on_the_gradient_road() -> None:

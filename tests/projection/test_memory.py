@@ -834,6 +834,29 @@ def test_a_compiled_model_is_protected_like_the_module_inside() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("how", ["assigned", "copied"])
+def test_a_model_may_be_on_the_meta_device_until_it_is_loaded(how: str) -> None:
+    found = []
+    for is_meta in (False, True):
+        model = new_model()
+        weights = copy.deepcopy(model.state_dict())
+        if is_meta:
+            model = model.to("meta")
+        memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
+        if is_meta and how == "assigned":
+            model.load_state_dict(weights, assign=True)
+        elif is_meta:
+            model.to_empty(device="cpu").load_state_dict(weights)
+        optimizer = Adam(model.parameters(), lr=0.01)
+        memory.attach(optimizer)
+        memory.update(batches(0))
+        for x in batches(1):
+            step(model, optimizer, x)
+        memory.update(batches(1))
+        found.append({"model": model.state_dict(), "memory": memory.state_dict()["subspaces"]})
+    assert_same(found[0], found[1])
+
+
 STEPS: dict[str, tuple[Callable[..., Optimizer], Road]] = {
     "SGD": (lambda p: SGD(p, lr=0.05), "auto"),
     "SGD by inputs": (lambda p: SGD(p, lr=0.05), "input"),

@@ -671,6 +671,22 @@ def test_bfloat16_weights_keep_a_float32_master() -> None:
     assert leaked[False] > 3 * leaked[True]
 
 
+def test_masters_that_are_loaded_go_where_the_weights_are() -> None:
+    model = nn.Linear(6, 4).bfloat16()
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    memory.update([torch.randn(3, 6).bfloat16()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="float32 master"):
+        handle = memory.attach(optimizer)
+    model(torch.randn(5, 6).bfloat16()).sum().backward()
+    optimizer.step()
+    state = handle.state_dict()
+    assert state["masters"]
+    model.to("meta")  # stands for an accelerator, which a file knows nothing of
+    handle.load_state_dict(state)
+    assert {master.device.type for master in handle.state_dict()["masters"].values()} == {"meta"}
+
+
 def test_channels_last_weights_do_not_leak() -> None:
     for cls in (torch.optim.SGD, torch.optim.Adam):
         model = Net().to(memory_format=torch.channels_last)

@@ -78,7 +78,7 @@ class GradientMemoryCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Try the forward that the update will need."""
         if self.update and not self._is_tried:
-            with no_trace(self.memory.model, ()), trainer.precision_plugin.forward_context():
+            with no_trace(pl_module, ()), trainer.precision_plugin.forward_context():
                 self._forward(batch)
         self._is_tried = True
 
@@ -93,7 +93,7 @@ class GradientMemoryCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the task that was learned, and leave the optimizers as they were."""
-        self._update(trainer)
+        self._update(trainer, pl_module)
         for handle in self.handles:
             handle.detach()
         self.handles = []
@@ -102,7 +102,7 @@ class GradientMemoryCallback(Callback):
         """A checkpoint of the end of training, from which nothing is trained any more, may lack the update."""
         if self._loaded is not None:
             self._restore()
-            self._update(trainer)
+            self._update(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning puts into a checkpoint."""
@@ -122,17 +122,20 @@ class GradientMemoryCallback(Callback):
         for handle, saved in zip(self.handles, state["handles"], strict=False):
             handle.load_state_dict(saved)
 
-    def _update(self, trainer: Trainer) -> None:
+    def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.update or self._is_updated:
             return
 
         def forward(batch: Any) -> Any:
+            # As Lightning makes a batch of what the loader gives.
+            batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
             with trainer.precision_plugin.forward_context():
                 return self._forward(trainer.strategy.batch_to_device(batch))
 
         loader = trainer.train_dataloader
         assert loader is not None
-        self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
+        with no_trace(pl_module, loader):  # the memory's model may be a part of it
+            self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
         self._is_updated = True
 
     def _forward(self, batch: Any) -> Any:

@@ -89,7 +89,7 @@ def check(
     run = forward or forward_of(model)
     present = tensors_of(model)
     then_laid_out = {name: laid_out_as(value, present.get(name, value)) for name, value in reference.items()}
-    with no_trace(model, ()):
+    with no_trace(model, ()), protection.unflushed():
         now = _outputs(run(batch))
         try:
             model.load_state_dict(then_laid_out, strict=False)

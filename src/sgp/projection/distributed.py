@@ -6,7 +6,8 @@ Each statistic is then summed on one process and decomposed there, and the bases
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,13 +54,10 @@ class Team:
         if self.size == 1:
             return samples
         own = None if samples is None else samples // self.size + (self.rank < samples % self.size)
-        sampler = sampler_of(batches)
-        if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
-            # It fills the last round up with samples of the first, for those that come last in it.
-            whole = len(sampler.dataset)  # type: ignore[arg-type]
-            distinct = -(-(whole - sampler.rank) // sampler.num_replicas)
-            own = distinct if own is None else min(own, distinct)
-        return own
+        distinct = _distinct(batches)
+        if distinct is None:
+            return own
+        return distinct if own is None else min(own, distinct)
 
     def agreed(self, work: Callable[[], R]) -> R:
         """The result of some work that all processes do; if it fails in one, all raise."""
@@ -162,8 +160,9 @@ class Team:
                 padded[:, : rows.shape[1]] = rows
             own_count = 0 if mine is None else mine.count
             padded[:, most] = own_count  # how many of the rows are any
-            received = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(received, self._here(padded))
+            sent = self._here(padded)
+            received = [torch.empty_like(sent) for _ in range(self.size)]
+            dist.all_gather(received, sent)
             rows = torch.cat([part[:, : int(part[0, most, 0])] for part in received], dim=1)
             whole = Statistic(shape.groups, shape.inputs, constant=shape.constant, precise=True)
             whole.add(rows[..., : shape.inputs])
@@ -193,6 +192,29 @@ class Team:
         """Where the processes can exchange it."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
         return tensor.to(device).contiguous()
+
+
+def _distinct(batches: Iterable[Any]) -> int | None:
+    """How many samples of its own a process has of a loader that fills the last round up with others; None otherwise.
+
+    Processes are dealt blocks in turn. What the last round lacks comes from the first one, and for those that come last
+    in it.
+    """
+    sampler, shard = sampler_of(batches), getattr(batches, "batch_sampler", None)
+    accelerate = sys.modules.get("accelerate.data_loader")
+    if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
+        whole, block = len(sampler.dataset), 1  # type: ignore[arg-type]
+        rank, size = sampler.rank, sampler.num_replicas
+    elif accelerate is not None and isinstance(shard, accelerate.BatchSamplerShard):
+        is_filled = shard.even_batches and not shard.drop_last and shard.batch_size is not None
+        if not is_filled or not isinstance(sampler, Sized):
+            return None
+        rank, size = shard.process_index, shard.num_processes
+        whole, block = len(sampler), shard.batch_size // (size if shard.split_batches else 1)
+    else:
+        return None
+    rounds, rest = divmod(whole, size * block)
+    return rounds * block + min(max(rest - rank * block, 0), block)
 
 
 def _seen(statistic: Statistic, numbers: Mapping[int, int]) -> _Seen:

@@ -172,6 +172,7 @@ class _Call:
             and tensor.data_ptr() == self._pointer
             and tensor.numel() == self._numel
             and tensor.dtype == self._dtype == side._probe.dtype
+            and tensor.device == side._probe.device  # a model may move
             and tensor.is_contiguous()
         )
         if not is_input:

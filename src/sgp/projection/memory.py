@@ -26,7 +26,7 @@ from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layou
 from sgp.projection.optim import ROADS, Handle, Road, project, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
-from sgp.projection.representation import collect
+from sgp.projection.representation import collect, warn_unless_shuffled
 from sgp.projection.sharded import as_dtensor, is_laid_out_as, local
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
 from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
@@ -242,11 +242,12 @@ class GradientMemory:
         team.agreed(protection.look_for_shards)
         if protection.is_sharded and not distributed:
             raise ValueError("the model is sharded, so that no process can run it alone: leave distributed=False out")
-        for handle in protection.handles():
-            handle.flush()
+        protection.flush()
         layout, known, thresholds, limits, passes = team.agreed(partial(self._prepare, batches, samples, budget))
         if not allow_unattached:
             team.agreed(self._refuse_unattached)
+        if any(limit is not None for limit in limits.values()):
+            warn_unless_shuffled(batches)
         guards = layout.guards
         in_step = team.in_step if protection.is_sharded else None
         shares = {name: team.share(limit, batches) for name, limit in limits.items()}
@@ -472,6 +473,7 @@ class GradientMemory:
             warnings.warn(f"the saved memory has no bases for {', '.join(missing)}", stacklevel=2)
         protection = self._protection
         protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
+        protection.flush()  # by the bases that the steps were taken with
         protection.store(int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces})
         protection.fingerprints = dict(state["fingerprints"])
         protection.trained = set(state["trained"])

@@ -72,9 +72,12 @@ class Handle:
             optimizer.register_load_state_dict_post_hook(lambda _: self.refresh(grown=False)),
         ]
         if every > 1:
-            flush = _Flush(self)
+            flush = _Flush(protection)
             self._hooks.append(optimizer.register_state_dict_pre_hook(flush))
-            self._hooks.append(protection.model.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
+            for module in protection.model.modules():  # state dicts are taken of parts too
+                self._hooks.append(module.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
+                # Weights that are loaded are no change that steps have made.
+                self._hooks.append(module.register_load_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
         self.refresh(grown=False)
 
     @property
@@ -113,14 +116,18 @@ class Handle:
     @torch.no_grad()
     def flush(self) -> None:
         """Project what has been applied since the last projection, if that is not one step ago."""
-        pending, self._pending = self._pending, []
-        if pending:
-            self._protection.reshard()
+        pending = self._pending
+        self._await([])
+        if not pending:
+            return
+        protection = self._protection
+        protection.reshard()
         changes = {name: self._change(name) for name in _names(pending)}
         for guard in pending:
             self._project_applied(guard, changes)
         for name in changes.keys() & self._masters.keys():
-            self._protection.local(name).copy_(self._masters[name])
+            protection.local(name).copy_(self._masters[name])
+        protection.fingerprints |= protection.fingerprint(self._lent)
 
     @contextmanager
     def projected(self) -> Iterator[None]:
@@ -134,6 +141,7 @@ class Handle:
         weights = {name: self._protection.local(name).clone() for name in names}
         kept = {name: self._kept[name].clone() for name in names}
         masters = {name: master.clone() for name, master in self._masters.items()}
+        lent = {name: self._protection.fingerprints[name] for name in self._lent if pending}
         self.flush()
         try:
             yield
@@ -143,7 +151,9 @@ class Handle:
                 for name, weight in weights.items():
                     self._protection.local(name).copy_(weight)
             self._kept |= kept
-            self._masters, self._pending = masters, pending
+            self._masters = masters
+            self._protection.fingerprints |= lent
+            self._await(pending)
 
     def state_dict(self) -> dict[str, Any]:
         """What a step needs beside model, optimizer and memory: the float32 masters of 16-bit weights, and the count.
@@ -156,9 +166,19 @@ class Handle:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state_dict`; what was still to be projected is dropped with the weights it was of."""
-        self._pending = []
+        self._await([])
         self.steps = state["steps"]
-        self._masters = {name: master.clone() for name, master in state["masters"].items()}
+        # A file's tensors need not be where the weights are.
+        device = {name: self._protection.local(name).device for name in state["masters"]}
+        self._masters = {name: master.to(device[name], copy=True) for name, master in state["masters"].items()}
+
+    def _await(self, pending: list[Guard]) -> None:
+        """These guards, and no others, have a change that is still to be projected."""
+        self._pending = pending
+        if pending:
+            self._protection.unfinished[self] = None
+        else:
+            self._protection.unfinished.pop(self, None)
 
     def refresh(self, *, grown: bool) -> None:
         """Take note of new subspaces (``grown``) or a new optimizer: momentum, linear layers on trial."""
@@ -239,7 +259,10 @@ class Handle:
         protection.reshard()
         groups = _groups(optimizer)
         guards = self._guards(groups)
-        names = {name for guard in guards for name in guard.parameters}
+        names = _names(guards)
+        for other in list(protection.unfinished):  # what it has to project must not be taken together with this step
+            if other is not self and not names.isdisjoint(_names(other._pending)):
+                other.flush()
         protection.trained.update(name for name in names if id(protection.parameter(name)) in groups)
         # A bias of another optimizer changes with its weight; that is no training that nobody projected.
         self._lent = [name for name in sorted(names - protection.trained) if not protection.has_changed(name)]
@@ -269,7 +292,7 @@ class Handle:
         frozen = {name: protection.find(name) for name in protection.layout.frozen}
         self._restore = [n for n, p in frozen.items() if p is not None and p.requires_grad and id(p) in groups]
         self._warn_of_held(protection.layout.frozen)
-        self._pending = pending
+        self._await(pending)
         for name in {*self._restore, *_names(pending)} - kept:
             self._keep(name, protection.local(name))
 
@@ -283,7 +306,6 @@ class Handle:
             self.flush()
         for name in self._restore:
             protection.local(name).copy_(self._kept[name])
-        protection.fingerprints |= protection.fingerprint(self._lent)
         protection.statistics.restore()
 
     def _warn_of_held(self, frozen: dict[str, str]) -> None:
@@ -370,15 +392,15 @@ class Handle:
 
 
 class _Flush:
-    """Before a state dict is taken. A copy of the model, or a file of it, has one that does nothing."""
+    """Before a state dict is taken or loaded. A copy of the model, or a file of it, has one that does nothing."""
 
-    def __init__(self, handle: Handle | None = None) -> None:
-        self._handle = weakref.ref(handle) if handle is not None else None
+    def __init__(self, protection: Protection | None = None) -> None:
+        self._protection = weakref.ref(protection) if protection is not None else None
 
     def __call__(self, *_: object) -> None:
-        handle = self._handle() if self._handle is not None else None
-        if handle is not None:
-            handle.flush()
+        protection = self._protection() if self._protection is not None else None
+        if protection is not None:
+            protection.flush()
 
     def __reduce__(self) -> tuple[type[_Flush], tuple[()]]:
         return _Flush, ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,8 @@ class Protection:
         fingerprints: of the guarded parameters, as of the last update.
         proved: how the trial of a layer's input side has ended since the last update, so that a run that is
             taken up again takes the same road.
+        unfinished: handles with a change that is still to be projected, oldest first. They are kept alive until it is,
+            though their optimizer may be gone.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -47,6 +50,7 @@ class Protection:
         self.trained: set[str] = set()
         self.fingerprints: dict[str, str] = {}
         self.proved: dict[str, bool] = {}
+        self.unfinished: dict[Handle, None] = {}
         myself = weakref.ref(self)  # a plain reference would be a cycle that keeps the model alive
         self.statistics = RunningStatistics(lambda: (alive := myself()) is not None and alive.is_attached)
         self._handles: list[weakref.ref[Handle]] = []
@@ -210,6 +214,20 @@ class Protection:
     def add(self, handle: Handle) -> None:
         """Remember a handle as long as its optimizer lives."""
         self._handles.append(weakref.ref(handle))
+
+    def flush(self) -> None:
+        """Project whatever is still to be projected."""
+        for handle in list(self.unfinished):
+            handle.flush()
+
+    @contextmanager
+    def unflushed(self) -> Iterator[None]:
+        """Weights are loaded and put back inside: what is still to be projected stays so."""
+        unfinished, self.unfinished = self.unfinished, {}
+        try:
+            yield
+        finally:
+            self.unfinished = unfinished
 
     def fingerprint(self, names: Iterable[str]) -> dict[str, str]:
         """Per parameter its type and a number that any change of its bits changes; the same on all processes."""

@@ -60,10 +60,13 @@ def collect(
     run = forward or forward_of(model)
     limits = [samples[guard.name] for guard in guards]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
-    if any(limit is not None for limit in limits):
-        _warn_unless_shuffled(batches)
     with no_trace(model, batches), collector.hooked():
         (in_step or _one_by_one)(collector.watched(batches, most), run)
+    if mask is not None and collector.mask_shape is not None and not collector.has_masked:
+        raise ValueError(
+            f"mask= gave a mask of shape {collector.mask_shape}, and no protected layer has an input of these samples "
+            "and positions: give [samples, positions], or None for a batch in which all count"
+        )
     return collector.statistics
 
 
@@ -86,6 +89,8 @@ class _Collector:
         breaks_off: bool,
     ) -> None:
         self.seen = 0  # samples of the batches that are done
+        self.mask_shape: tuple[int, ...] | None = None  # of the last batch that had one
+        self.has_masked = False  # whether a mask has fitted any input
         self._model = model
         self._samples = samples
         self._precise = precise
@@ -122,6 +127,7 @@ class _Collector:
         self._batch = batch_size(batch)
         mask = self._mask_of(batch)
         self._mask = None if mask is None else mask.bool()
+        self.mask_shape = self.mask_shape if mask is None else tuple(mask.shape)
         self._busy = False
 
     def _end(self) -> None:
@@ -239,7 +245,9 @@ class _Collector:
             mask = mask.any(0, keepdim=True)
         tensor = tensor[:wanted]
         if mask is not None:
-            tensor = layer_type.unpadded(tensor, mask[:wanted].to(tensor.device))
+            whole = tensor
+            tensor = layer_type.unpadded(whole, mask[:wanted].to(whole.device))
+            self.has_masked = self.has_masked or tensor is not whole
         step = max(1, BYTES_PER_CHUNK // max(1, layer_type.rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):
             try:
@@ -384,6 +392,8 @@ def _samplers(batches: Iterable[Any]) -> list[object]:
     """What draws a loader's indices: its batch sampler and the sampler behind that, which may not be the
     loader's own."""
     batch_sampler = getattr(batches, "batch_sampler", None)
+    # Accelerate's, which gives each process its share of another one's batches.
+    batch_sampler = getattr(batch_sampler, "batch_sampler", batch_sampler)
     sampler = getattr(batch_sampler, "sampler", None) or getattr(batches, "sampler", None)
     return [batch_sampler, sampler]
 
@@ -393,12 +403,13 @@ def sampler_of(batches: Iterable[Any]) -> object:
     return _samplers(batches)[-1]
 
 
-def _warn_unless_shuffled(batches: Iterable[Any]) -> None:
+def warn_unless_shuffled(batches: Iterable[Any]) -> None:
+    """Some samples of sorted data do not stand for all of them."""
     if isinstance(batches, DataLoader) and isinstance(sampler_of(batches), SequentialSampler):
         warnings.warn(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
             "by class for instance, they do not stand for the task",
-            stacklevel=5,
+            stacklevel=3,
         )
 
 
