@@ -36,6 +36,8 @@ class Registry(Generic[T]):
         self._known[name] = thing
 
     def __getitem__(self, name: str) -> T:
+        if not isinstance(name, str):  # a file may have a list in its place, which cannot be looked up
+            raise UnknownName(unknown(self.kind, name, self))
         if name not in self._known:
             if name not in self._others:
                 raise UnknownName(unknown(self.kind, name, self))

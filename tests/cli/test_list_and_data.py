@@ -135,6 +135,12 @@ def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pyte
     assert all(each.is_dir() for each in asked)
 
 
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["data", "get", "cifar100", "file"]) == 1
+    assert capsys.readouterr().err == "sgp data: cannot make the folder 'file': File exists\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
 def test_help_tells_both(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", *arguments]) == 0

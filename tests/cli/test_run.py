@@ -2,6 +2,8 @@
 
 import itertools
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,9 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["digits", "--lrr", "1"], ["--lrr", "--lr"]),
     (["digits", "--metod", "gpm"], ["--metod", "--method"]),
     (["digits", "--seed", "one"], ["--seed", "one"]),
-    (["digits", "--seed", "-1"], ["seed must be at least 0", "-1"]),
+    (["digits", "--seed", "-1"], ["seed must be from 0 to 4294967295", "-1"]),
+    (["digits", "--seed", "4294967296"], ["seed must be from 0 to 4294967295", "4294967296"]),
+    (["digits", "--name", ".."], ["name must be the name of one folder", "'..'"]),
     (["digits", "--lr", "-1"], ["lr must be above 0", "-1"]),
     (["digits", "--lr", "nan"], ["lr must be above 0", "nan"]),
     (["digits", "--epochs", "0"], ["epochs must be at least 1", "0"]),
@@ -207,6 +211,34 @@ def test_a_file_is_run_and_the_command_line_wins(tmp_path: Path) -> None:
     assert config == configure("digits", "gpm", kind="split", tasks=2, epochs=1, lr=0.05, seed=3, threads=1)
 
 
+def test_a_run_is_gone_on_with_from_a_folder_inside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    before = trace(tmp_path / NAME)
+    monkeypatch.chdir(tmp_path / NAME / "checkpoint")
+    assert main(["run", "..", "--resume"]) == 0
+    assert trace(tmp_path / NAME) == before
+
+
+def test_a_run_goes_to_the_users_own_folder_where_the_shell_leaves_that_to_us(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    place, config, _ = parse(["digits", "--out=~/runs", "--name", "mine"])
+    assert place.folder(config) == tmp_path / "home" / "runs" / "mine"
+
+
+def test_a_run_of_a_config_that_was_changed_is_not_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "digits", *SMALL]) == 0
+    config = tmp_path / NAME / "config.yaml"
+    config.write_text(config.read_text().replace("tasks: 2", "tasks: 3"))
+    before = trace(tmp_path / NAME)
+    assert main(["run", str(NAME), "--resume"]) == 1
+    assert f"{NAME / 'config.yaml'} has been changed since the run began" in capsys.readouterr().err
+    assert trace(tmp_path / NAME) == before
+
+
 def test_a_folder_that_is_called_like_a_benchmark_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     _, config, _ = parse(["digits", "--seed", "4"])
@@ -335,6 +367,17 @@ def test_a_benchmark_of_ones_own_is_run_with_its_network(my_method: Path, tmp_pa
     assert "network: lenet" in (path / "config.yaml").read_text()
 
 
+@pytest.mark.parametrize("name", ["batch", "test-batch"])
+def test_batches_of_one_that_batchnorm_cannot_normalise_are_refused(
+    name: str, my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
+    arguments = ["--network", "alexnet", "--method", "finetune", "--epochs", "1", "--samples", "4", f"--{name}", "1"]
+    assert main(["run", "noise", "--import", "noise.py", *arguments]) == 2
+    assert f"{name.replace('-', '_')} must be at least 2 for the BatchNorm of alexnet" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_loss_that_is_no_number_is_told_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", *SMALL, "--lr", "1e30"]) == 1
     assert "is no number after epoch 1: try a lower --lr" in capsys.readouterr().err
@@ -343,6 +386,24 @@ def test_a_loss_that_is_no_number_is_told_with_advice(capsys: pytest.CaptureFixt
 def test_training_that_a_method_cannot_do_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "digits", "--method", "apd", "--optimizer", "adamw", *SMALL]) == 1
     assert "sgp run: apd cannot learn on mlp so: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
+
+
+def test_a_run_whose_output_nobody_reads_ends_with_a_word_on_how_to_go_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sgp", "run", "digits", *SMALL],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        (line,) = process.stderr.read().splitlines()
+    assert process.wait() == 1
+    assert line.startswith("sgp run: ")
+    assert line.endswith(f"is kept, go on with: sgp run {NAME} --resume")
 
 
 def test_a_damaged_checkpoint_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
+import sgp
 from sgp.rl.adam import AdamByUpdate
 
 
@@ -35,3 +36,17 @@ def test_the_powers_of_beta_change_once_in_an_update_and_the_moments_at_every_st
 def test_with_one_step_in_an_update_it_is_adam() -> None:
     gradients = [[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]]
     torch.testing.assert_close(steps(AdamByUpdate, gradients, 1), steps(Adam, gradients, None))
+
+
+def test_hooks_run_once_in_a_step_also_where_there_is_a_plain_adam() -> None:
+    Adam([nn.Parameter(torch.zeros(1))])  # from here on torch runs hooks around Adam's own step too
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    memory = sgp.GradientMemory(model, threshold=0.9, alpha=3.0)
+    memory.update([torch.randn(30, 6)])
+    optimizer = AdamByUpdate(model.parameters(), lr=0.1)
+    handle = memory.attach(optimizer)
+    for _ in range(3):
+        model(torch.randn(5, 6)).square().sum().backward()
+        optimizer.step()
+    assert handle.steps == 3

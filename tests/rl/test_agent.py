@@ -9,6 +9,7 @@ from rl.small import small
 from sgp.networks.actor_critic import MINATAR, ActorCritic
 from sgp.rl.adam import AdamByUpdate
 from sgp.rl.agent import Agent
+from sgp.rl.games import Played
 
 
 def agent_of(network: ActorCritic, game: int, name: str, copies: int = 4, **settings: object) -> Agent:
@@ -71,6 +72,39 @@ def test_new_episodes_begin_when_it_goes_on(network: ActorCritic) -> None:
     agent.go_on(2, 1)
     assert len(begun) == 2
     assert agent.rollout_buffer.episode_starts[0].all()
+
+
+def test_returns_end_with_an_episode_and_go_on_in_thought_only_where_the_game_was_cut_off(network: ActorCritic) -> None:
+    # A life is lost after steps 2 and 4 of a game, and it is cut off after step 5.
+    training = small(gamma=0.9, gae_lambda=0.8).training
+    agent = Agent(network, 0, SignEnv("two", Signs(length=50, cut=5), 4), training, lambda agent: None)
+    steps: list[Played] = []
+    play = agent.env.play
+    agent.env.play = lambda actions: steps.append(play(actions)) or steps[-1]
+    agent.train = lambda: None  # type: ignore[method-assign]
+    torch.manual_seed(0)
+    agent.go_on(0, 1)
+    found = agent.rollout_buffer
+
+    def value(frames: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return network.logits_and_values(torch.from_numpy(frames), 0)[1].numpy()
+
+    values, after = found.values, value(steps[-1].frames)
+    advantages, later = np.zeros((8, 4)), np.zeros(4)
+    for number in reversed(range(8)):
+        played = steps[number]
+        assert played.ended.tolist() == [number % 5 in (1, 3, 4)] * 4
+        follows = after if number == 7 else values[number + 1]
+        follows = np.where(played.ended, 0.0, follows)
+        if played.cut.any():
+            assert played.last is not None
+            assert number == 4
+            follows = value(played.last)
+        later = np.sign(played.rewards) + 0.9 * follows - values[number] + 0.9 * 0.8 * ~played.ended * later
+        advantages[number] = later
+    np.testing.assert_allclose(found.advantages, advantages, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.returns, advantages + values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("where", ["batch", "rollout"])

@@ -47,21 +47,48 @@ def test_without_that_only_the_game_ends_it_and_seeds_repeat_it() -> None:
     def played() -> tuple[list[int], list[float], int]:
         env = AtariEnv("space-invaders", Atari(episode_steps=150, sticky=0.25), copies=2, threads=2)
         env.seed(5)
-        sums, random = [int(env.reset().sum())], np.random.RandomState(3)
-        cut = 0
+        frames, random = env.reset(), np.random.RandomState(3)
+        sums, cut = [int(frames.sum())], 0
         for _ in range(320):
+            before = frames
             frames, _, done, told = env.step(random.randint(6, size=2))
             sums.append(int(frames.sum()))
             for copy in np.flatnonzero(done):
                 assert "score" in told[copy]
                 cut += "TimeLimit.truncated" in told[copy]
                 if "TimeLimit.truncated" in told[copy]:
-                    assert told[copy]["terminal_observation"].shape == (4, 84, 84)
+                    # What the game showed last, not the first of the next one.
+                    assert np.array_equal(told[copy]["terminal_observation"][:3], before[copy][1:])
+                    assert not frames[copy][:3].any()
         return sums, env.finished, cut
 
     first, second = played(), played()
     assert first == second
     assert first[2] == 4  # two copies, twice in 320 steps
+
+
+def test_what_is_over_when_its_time_is_up_has_not_been_cut_off() -> None:
+    env = AtariEnv("boxing", Atari(episodic_life=True, noops=30), copies=4, threads=1)
+
+    class Told:
+        """A life lost, a game over, one cut off, and one over as its time was up; the last two begin with more idle
+        steps than the game before has lasted."""
+
+        def reset(self, seed: None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            return np.zeros((4, 4, 84, 84), np.uint8), {"episode_frame_number": np.array([90, 90, 5, 5])}
+
+        def step(self, actions: np.ndarray) -> tuple[object, ...]:
+            ended, cut = np.array([True, True, False, True]), np.array([False, False, True, True])
+            frames = np.zeros((4, 4, 84, 84), np.uint8)
+            told = {"episode_frame_number": np.array([94, 7, 29, 29]), "final_obs": frames}
+            return frames, np.ones(4), ended, cut, told
+
+    env._env = Told()  # type: ignore[assignment]
+    env.reset()
+    _, _, ended, told = env.step(np.zeros(4, dtype=np.int64))
+    assert ended.all()
+    assert ["score" in words for words in told] == [False, True, True, True]
+    assert ["TimeLimit.truncated" in words for words in told] == [False, False, True, False]
 
 
 def test_an_unknown_game_gets_the_nearest() -> None:

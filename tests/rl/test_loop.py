@@ -169,6 +169,26 @@ def test_adam_on_projected_needs_a_method_that_projects(tmp_path: Path) -> None:
         GameLearner(small("ewc", optimizer="adam-on-projected"), signs_stream(), RunFolder(tmp_path))
 
 
+def test_adam_on_projected_has_no_steps_between_projections(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"projects every gradient: project_every must be 1, got 4"):
+        GameLearner(small("sgp", optimizer="adam-on-projected", project_every=4), signs_stream(), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "sizes"),
+    [("ewc", {"fisher_batch": 20}, [20, 10]), ("blip", {"fisher_batch": 20}, [20, 10]), ("gpm", {}, [16, 14])],
+)
+def test_as_many_states_as_a_method_asks_for_run_at_once_and_not_more_where_it_does_not_matter(
+    method: str, settings: dict[str, Any], sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr("sgp.rl.loop.STATES_AT_ONCE", 16)
+    learner = GameLearner(small(method, **settings), signs_stream(), RunFolder(tmp_path))
+    monkeypatch.setattr(learner.method, "consolidate", lambda batches, _: taken.extend(len(b[1]) for b in batches))
+    learner.consolidate(0, torch.zeros(32, 10, 10, 10))
+    assert taken == sizes
+
+
 def test_a_method_takes_in_states_of_the_last_update_with_actions_of_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,8 @@ def test_a_file_may_say_little_and_overrides_win(tmp_path: Path) -> None:
         ("3: 4", "must have names and values"),
         ("a: [", "is not YAML"),
         ("benchmark: digits\nmethod: sgp\nlrr: 1", "did you mean lr"),
+        ("benchmark: digits\nlr: 1\nmethod: sgp\nlr: 2", r"mine\.yaml has lr twice"),
+        ("benchmark: digits\nmethod: sgp\nthreshold: {a: 1, b: 2, 'a': 3}", r"mine\.yaml has a twice"),
         ("benchmark: !!python/object/apply:os.getcwd []\nmethod: sgp", "is not YAML"),
     ],
 )
@@ -80,6 +82,12 @@ def test_a_file_that_is_no_config_is_refused(text: str, clue: str, tmp_path: Pat
     with pytest.raises(ValueError, match=clue) as refused:
         from_file(file)
     assert "mine.yaml" in str(refused.value) or "lrr" in str(refused.value)
+
+
+def test_a_file_may_refer_to_itself_as_yaml_lets_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("a: &a [*a]\nb: &b {x: 1}\nc: *b\nd: *b\n", encoding="utf-8")
+    assert read_yaml(file)["d"] == {"x": 1}
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -93,6 +101,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     [
         ({"benchmark": "digts"}, "there is no benchmark 'digts': did you mean digits"),
         ({"method": "sgpp"}, "there is no method 'sgpp': did you mean sgp"),
+        ({"method": ["sgp", "gpm"]}, r"there is no method \['sgp', 'gpm'\]"),
+        ({"benchmark": {"digits": 1}}, r"there is no benchmark \{'digits': 1\}"),
         ({"preset": "papr"}, "there is no preset 'papr': did you mean paper"),
         ({"recipe": "fats"}, "there is no recipe 'fats': did you mean fast"),
         ({"network": "lennet"}, "there is no network 'lennet': did you mean lenet"),
@@ -117,6 +127,7 @@ def test_a_setting_of_another_method_is_unknown() -> None:
     "bad",
     [
         {"seed": -1},
+        {"seed": 2**32},
         {"samples": 1},
         {"threads": -1},
         {"epochs": 0},
@@ -162,6 +173,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         (2, int, 2),
         (True, bool, True),
         ("a", Literal["a", "b"], "a"),
+        (True, Literal["true", "scrambled"], "true"),  # as YAML reads the word
         (None, int | None, None),
         (3, int | None, 3),
         (2, float | dict[str, float], 2.0),
@@ -188,7 +200,7 @@ def test_a_value_is_brought_to_its_type(value: Any, wanted: Any, result: Any) ->
         (1, bool),
         ("yes", bool),
         ("c", Literal["a", "b"]),
-        (True, Literal["true", "false"]),
+        (True, Literal["a", "b"]),
         ("x", int | None),
         ([1], float | dict[str, float]),
         ({"a": "x"}, float | dict[str, float]),

@@ -105,6 +105,53 @@ def test_a_damaged_line_of_the_metrics_is_named(tmp_path: Path) -> None:
         list(read_metrics(tmp_path / "metrics.jsonl"))
 
 
+def test_a_run_goes_on_whatever_stands_after_what_its_checkpoint_covers(tmp_path: Path) -> None:
+    with begun(tmp_path) as folder:
+        folder.log("epoch", task=0, epoch=1)
+        folder.save({"task": 0}, parts(1.0))
+        folder.log("epoch", task=0, epoch=2)
+    # The second epoch is learned again, so it is not gone on after.
+    assert folder.standing() == ", going on after task 1, epoch 1"
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\n")
+    with begun(tmp_path, resume=True) as folder:
+        assert folder.standing() == ", going on after task 1, epoch 1"
+        assert folder.load() is not None
+        assert [event["epoch"] for event in folder.metrics()] == [1]
+        folder.log("end")
+        assert folder.standing() == ", learned already"
+    (tmp_path / "checkpoint.json").unlink()
+    assert folder.standing() == ""
+
+
+def test_a_checkpoint_is_of_the_config_that_the_run_began_with(tmp_path: Path) -> None:
+    learned(tmp_path)
+    config = tmp_path / "config.yaml"
+    begun_with = config.read_text()
+    for text in (begun_with.replace("lr: 0.1", "lr: 0.5"), f"{begun_with}tasks: 3\n"):
+        config.write_text(text)
+        before = files(tmp_path)
+        with pytest.raises(RunError, match=r"config\.yaml has been changed since the run began: put it back"):
+            RunFolder(tmp_path).load()
+        assert files(tmp_path) == before
+    config.write_text(begun_with)
+    folder = RunFolder(tmp_path)
+    assert folder.load() is not None
+    # Changed while the run goes on, which does not look at it again.
+    config.write_text(begun_with.replace("lr: 0.1", "lr: 0.5"))
+    folder.save({"task": 2}, parts(2.0))
+    with pytest.raises(RunError, match="has been changed"):
+        RunFolder(tmp_path).load()
+
+
+def test_a_checkpoint_that_does_not_name_its_config_is_loaded(tmp_path: Path) -> None:
+    learned(tmp_path)
+    checkpoint = json.loads((tmp_path / "checkpoint.json").read_text())
+    del checkpoint["config"]
+    (tmp_path / "checkpoint.json").write_text(json.dumps(checkpoint))
+    assert RunFolder(tmp_path).load() is not None
+
+
 def part_of(run: Path, name: str) -> Path:
     """The file of a part of the checkpoint."""
     file: str = json.loads((run / "checkpoint.json").read_text())["parts"][name]
@@ -367,6 +414,40 @@ def test_a_place_where_no_folder_can_be_made_is_told(tmp_path: Path) -> None:
         pass
 
 
+def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot make the folder .*File name too long"), begun(tmp_path / ("x" * 300)):
+        pass
+
+
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path: Path, monkeypatch: Any) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with begun(tmp_path) as folder, monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        patch.setattr(Path, "unlink", killed)  # a process that is killed removes nothing
+        for name in ("accuracy.csv", "config.yaml", "checkpoint.json"):
+            with pytest.raises(Killed):
+                folder.table(name, [], [])
+    (tmp_path / ".config.yaml.swp").touch()  # an editor's
+    assert len([file for file in tmp_path.iterdir() if file.name.startswith(".")]) == 5
+    with begun(tmp_path, resume=True):
+        pass
+    assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith(".")) == [
+        *(".config.yaml.swp", ".lock")
+    ]
+
+
 def test_a_table_is_a_csv_with_what_needs_quotes_quoted(tmp_path: Path) -> None:
     RunFolder(tmp_path).table("some.csv", ["name", "value"], [["a, b", 1.5], ['"c"', 2]])
     assert (tmp_path / "some.csv").read_text() == 'name,value\n"a, b",1.5\n"""c""",2\n'
+
+
+def test_a_folder_without_a_config_keeps_checkpoints_too(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.load() is None
+    folder.save({"task": 1}, {})
+    assert RunFolder(tmp_path).load() == ({"task": 1}, {})

@@ -104,7 +104,7 @@ def test_any_value_makes_a_safe_name(tmp_path: Path) -> None:
         ("benchmark: digits\nmethod: sgp\nkind: [split, splt]\n", "no kind 'splt': did you mean split?"),
         (
             "benchmark: digits\nmethod: sgp\nseed: [0, -1]\n",
-            "sgp on digits with seed -1: seed must be at least 0, got -1",
+            "sgp on digits with seed -1: seed must be from 0 to 4294967295, got -1",
         ),
         ("benchmark: digits\nmethod: sgp\nseed: [0, one]\n", "seed must be int, got 'one'"),
         ("benchmark: digits\nmethod: sgp\nseed: [[0]]\n", r"seed must be int, got \[0\]"),
@@ -167,6 +167,17 @@ def test_the_study_of_alpha_is_the_papers() -> None:
     assert runs["split-cifar100", "gpm"] == runs["split-miniimagenet", "gpm"] == {(None, s, None) for s in range(5)}
     assert runs["cifar100-superclass", "gpm"] == {(order, 0, None) for order in range(5)}
     assert len(sweep.points) == 3 * 5 * 7
+
+
+def test_the_sweep_of_games_is_the_published_code_and_its_failing_variant_has_torchs_own_adam() -> None:
+    configs = [point.config for point in read_sweep("atari").points]
+    plain = [config for config in configs if config.flat()["optimizer"] == "adam-gp"]
+    methods = ("finetune", "ewc", "blip", "gpm", "sgp")
+    assert plain == [configure("atari", name, "reference", seed=seed) for name in methods for seed in (1, 2, 3)]
+    failing = {"optimizer": "adam-on-projected", "adam_counter": "step"}
+    assert [config for config in configs if config not in plain] == [
+        configure("atari", "sgp", "reference", seed=seed, **failing) for seed in (1, 2, 3)
+    ]
 
 
 def test_only_a_finished_run_has_an_outcome(tmp_path: Path) -> None:

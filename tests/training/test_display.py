@@ -59,7 +59,18 @@ def test_at_a_terminal_there_is_a_live_line_and_one_for_each_task() -> None:
     assert "\x1b[" in output  # the line is drawn over
     assert "task 1/2 a [b] task: 80.0 %" in output
     assert "task 2/2, epoch 1" in output
-    assert "loss 0.512, validation 91.2 %, lr 0.05" in output
+    assert "loss 0.512, val 91.2 %, lr 0.05" in output
+
+
+def test_a_live_line_is_whole_at_eighty_columns(clock: list[float]) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    with Display(console, configure("split-cifar100", "sgp"), ["a task"] * 10) as display:
+        clock[0] += 2500
+        display("epoch", epoch(9, 187, 100.0) | {"train_loss": 12.3456, "lr": 0.05 / 2**7})
+        display._progress.refresh()
+    assert "task 10/10, epoch 187 " in text.getvalue()
+    assert "loss 12.346, val 100.0 %, lr 0.00039, 9 h 01 min left" in text.getvalue()
 
 
 @pytest.mark.parametrize(

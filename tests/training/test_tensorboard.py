@@ -21,7 +21,7 @@ class Writer:
         written.append(self)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
-        assert isinstance(value, float)
+        assert isinstance(value, float | int)
         self.scalars[name, step] = value
 
     def flush(self) -> None:
@@ -37,11 +37,17 @@ def test_without_it_nothing_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("torch.utils.tensorboard")
     module.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    written.clear()
+
+
+@pytest.mark.usefixtures("_installed")
+def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path) -> None:
     (watch,) = tensorboard.tensorboard_watcher(tmp_path)
     (writer,) = written
     losses = {"train_loss": 0.5, "validation_loss": None, "validation_accuracy": None, "lr": 0.1}
@@ -56,3 +62,24 @@ def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path, monkeypatch: py
         ("test accuracy/task 2", 2): 60.0,
     }
     assert writer.flushed == 2
+
+
+@pytest.mark.usefixtures("_installed")
+def test_so_do_updates_and_evaluations_of_games(tmp_path: Path) -> None:
+    (watch,) = tensorboard.tensorboard_watcher(tmp_path)
+    (writer,) = written
+    losses = {"policy_loss": -0.1, "clip_fraction": 0.25, "explained_variance": None}
+    watch("update", {"task": 1, "update": 3, "step": 300, "games": 2, "score": None, "lr": 0.1, "seconds": {}} | losses)
+    watch("evaluation", {"task": 1, "step": 200, "scores": [7.0, 2.0], "normalised": [1.0, 0.25], "accumulated": 1.25})
+    learned = {"free": {"fc": 0.5}, "bytes": {"network": 8}}
+    watch(
+        "game", {"task": 1, "step": 400, "scores": [6.0, 9.0], "normalised": [0.5, None], "accumulated": None} | learned
+    )
+    assert writer.scalars == {
+        **{("game 2/games", 300): 2, ("game 2/lr", 300): 0.1, ("game 2/policy_loss", 300): -0.1},
+        **{("game 2/clip_fraction", 300): 0.25},
+        **{("score/game 1", 200): 7.0, ("score/game 2", 200): 2.0, ("accumulated normalised reward", 200): 1.25},
+        **{("normalised score/game 1", 200): 1.0, ("normalised score/game 2", 200): 0.25},
+        **{("score/game 1", 400): 6.0, ("score/game 2", 400): 9.0, ("normalised score/game 1", 400): 0.5},
+        **{("free/fc", 400): 0.5, ("bytes/network", 400): 8},
+    }

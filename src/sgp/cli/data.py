@@ -63,7 +63,10 @@ def _get(arguments: list[str]) -> list[Report]:
             directory = Path(os.environ[VARIABLE])
         if directory is not None:
             directory = directory.expanduser()
-            directory.mkdir(parents=True, exist_ok=True)
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise DataError(f"cannot make the folder {str(directory)!r}: {error.strerror}") from error
         return get(name, find(directory, name))
 
     return [tyro.cli(get_, prog="sgp data get", args=arguments)]

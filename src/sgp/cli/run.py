@@ -64,12 +64,12 @@ class Place:
     """Go on with a run that was stopped."""
 
     def __post_init__(self) -> None:
-        if self.name is not None and Path(self.name).name != self.name:
+        if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
             raise ValueError(f"name must be the name of one folder, got {self.name!r}; --out says where it goes")
 
     def folder(self, config: AnyConfig) -> Path:
         """Of a run."""
-        return self.out / (self.name or config.name)
+        return self.out.expanduser() / (self.name or config.name)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def parse(arguments: Sequence[str]) -> tuple[Place, AnyConfig, list[str]]:
         if not file.is_file():
             raise ValueError(f"there is no file {str(file)!r}")
         if path.is_dir():
-            path = path if path.name else path.resolve()
+            path = path.resolve() if path.name in ("", "..") else path
             place = Place(out=path.parent, name=path.name)
         given = read_yaml(file)
         values = given | values
@@ -276,6 +276,7 @@ def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = 
     data = [] if place.data is None else ["--data", str(place.data)]
     imports = [word for script in scripts for word in ("--import", script)]
     again = "go on with: " + shlex.join([*command, "run", str(path), "--resume", *data, *imports])
+    kept = f"what was learned until the last checkpoint is kept, {again}"
     try:
         with ExitStack() as stack:
 
@@ -299,6 +300,8 @@ def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = 
     except KeyboardInterrupt:
         console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)
         return INTERRUPTED
+    except SystemExit as error:  # rich ends a process whose output goes nowhere, without a word
+        raise RunError(f"nobody reads the output; {kept}") from error
     except (OSError, GameError, TeamError) as error:
-        raise RunError(f"{error}; what was learned until the last checkpoint is kept, {again}") from error
+        raise RunError(f"{error}; {kept}") from error
     return 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
 
 class AdamByUpdate(Adam):
@@ -21,10 +19,14 @@ class AdamByUpdate(Adam):
 
     update = 1
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step."""
-        for state in self.state.values():
-            if "step" in state:  # which the step itself will add one to
-                state["step"].fill_(self.update - 1)
-        return super().step(closure)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Not by a step of its own around Adam's: torch would run the hooks on both, and a method act twice.
+        self.register_step_pre_hook(_count_updates)
+
+
+def _count_updates(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    assert isinstance(optimizer, AdamByUpdate)
+    for state in optimizer.state.values():
+        if "step" in state:  # which the step itself will add one to
+            state["step"].fill_(optimizer.update - 1)

@@ -62,8 +62,9 @@ class AtariEnv(GameEnv):
         # A lost life ends an episode too, but only a new game counts its frames from the start.
         anew = told["episode_frame_number"] <= self._frames
         self._frames[:] = told["episode_frame_number"]
-        ended = terminated | truncated
-        return Played(frames, rewards.astype(np.float32), ended, ended & anew, truncated, told.get("final_obs"))
+        over = (terminated & anew) | truncated
+        cut = truncated & ~terminated
+        return Played(frames, rewards.astype(np.float32), terminated | truncated, over, cut, told.get("final_obs"))
 
 
 def stream(settings: Atari) -> GameStream:

@@ -40,8 +40,8 @@ from sgp.training.seeds import generator_for, seed_for
 EMPTY: Mapping[str, Any] = {}
 # Heads belong to single games and need no protection.
 HEADS = ("actors.*", "critics.*")
-# The most states that run through the network at once when a method takes a game in: there is no BatchNorm in it, so
-# that more at once would only take more memory.
+# States that run through the network at once when a method takes a game in and does not say how many. At most so many
+# where it projects, which takes all at once for the sake of BatchNorm: there is none here.
 STATES_AT_ONCE = 256
 
 
@@ -61,10 +61,16 @@ class GameLearner(Recorded):
         self.stream = stream
         self.network = build_agent(config, stream)
         self.method = METHODS[config.method](self.network, config.settings, exclude=HEADS)
-        if config.training.optimizer == "adam-on-projected" and not isinstance(self.method, GPM):
-            raise ValueError(
-                f"optimizer=adam-on-projected goes with a method that projects, such as sgp: {config.method} does not"
-            )
+        if config.training.optimizer == "adam-on-projected":
+            if not isinstance(self.method, GPM):
+                raise ValueError(
+                    "optimizer=adam-on-projected goes with a method that projects, such as sgp: "
+                    f"{config.method} does not"
+                )
+            if (every := self.method.settings.project_every) > 1:
+                raise ValueError(
+                    f"optimizer=adam-on-projected projects every gradient: project_every must be 1, got {every}"
+                )
         self._evaluated: dict[int, GameEnv] = {}
         self._clock = time.perf_counter()
 
@@ -186,7 +192,9 @@ class GameLearner(Recorded):
     def consolidate(self, position: int, states: Tensor) -> None:
         """Give the method states of the last update, with actions that the policy draws for them."""
         order = torch.randperm(len(states), generator=generator_for(self.config.seed, "consolidate", position))
-        size = min(self.method.consolidation_batch or STATES_AT_ONCE, STATES_AT_ONCE)
+        size = self.method.consolidation_batch or STATES_AT_ONCE
+        if isinstance(self.method, GPM):
+            size = min(size, STATES_AT_ONCE)
         lots = []
         for rows in batches(order[: self.config.training.states], size):
             with torch.no_grad():

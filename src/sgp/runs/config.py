@@ -166,13 +166,39 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_yaml(path: Path | Traversable) -> Any:
-    """What a YAML file holds: plain values only, since nothing in it is executed."""
+    """What a YAML file holds: plain values only, since nothing in it is executed.
+
+    Raises:
+        ValueError: it is no YAML, or has a name twice, of which YAML would take the last.
+    """
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        for nodes in _mappings(node, yaml.MappingNode):
+            names = [name.value for name, _ in nodes if isinstance(name, yaml.ScalarNode)]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{path} has {' and '.join(twice)} twice")
+        return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
+
+
+def _mappings(node: Any, kind: type[Any]) -> Iterator[list[tuple[Any, Any]]]:
+    """The names and values of a file's mappings, each once, wherever they stand."""
+    seen, left = set(), [node]
+    while left:
+        node = left.pop()
+        if node is None or id(node) in seen or isinstance(node.value, str):
+            continue
+        seen.add(id(node))
+        if isinstance(node, kind):
+            yield node.value
+            left += [value for _, value in node.value]
+        else:
+            left += node.value
 
 
 def as_yaml(config: AnyConfig) -> str:
@@ -257,6 +283,8 @@ def typed(name: str, value: Any, wanted: Any) -> Any:
     if wanted is object or (wanted is NoneType and value is None):
         return value
     if origin is Literal:
+        if isinstance(value, bool):  # the word, which YAML takes for a truth
+            value = str(value).lower()
         if value in options:
             return value
         raise ValueError(unknown(name, str(value), map(str, options)))

@@ -10,6 +10,8 @@ from sgp.paper import Preset, Recipe
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("stream", "training", "settings")
+# Numpy's generators, which draw validation images and orders of pixels, take no larger one.
+MOST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Flat:
     settings: object = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise ValueError(f"seed must be from 0 to {MOST_SEED}, got {self.seed}")
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name, as on the command line."""

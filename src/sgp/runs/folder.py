@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
 FORMAT = 1
+# How a file is called that a process was writing when it was killed.
+LEFTOVER = f".*.{'[0-9a-f]' * 32}"
 GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
 
 
@@ -51,6 +55,7 @@ class RunFolder:
         self.path = path
         self.notes: list[str] = []
         self._lines = 0
+        self._config: str | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -82,14 +87,15 @@ class RunFolder:
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
             folder._note_versions(GAME_PACKAGES if isinstance(config, GameConfig) else ())
-            for leftover in path.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
+            for leftover in path.glob(LEFTOVER):
                 leftover.unlink()
             yield folder
 
     @staticmethod
     def refuse_existing(path: Path, *, resume: bool) -> None:
         """A run that is there already is not begun again."""
-        if (path / CONFIG).exists() and not resume:
+        # Not Path.exists, which fails for a name that no folder can have.
+        if os.path.exists(path / CONFIG) and not resume:
             raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
 
     def config(self) -> AnyConfig:
@@ -112,13 +118,24 @@ class RunFolder:
             return True
 
     def standing(self) -> str:
-        """How far a run has come, in words after its heading."""
-        events = self.metrics()
-        if not events or "task" not in events[-1]:
-            return ", learned already" if events else ""
-        last = events[-1]
+        """How far a run has come, in words after its heading: as far as the checkpoint from which it goes on."""
+        events = read_metrics(self.path / METRICS)
+        covered = list(islice(events, self._covered()))
+        with contextlib.suppress(RunError):  # what comes after is dropped, damaged or not
+            if next(events, {}).get("event") == "end":
+                return ", learned already"
+        if not covered:
+            return ""
+        last = covered[-1]
         inside = "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
         return f", going on after task {last['task'] + 1}{inside}"
+
+    def _covered(self) -> int:
+        """How many events the checkpoint covers; none if it cannot be read, of which `load` tells."""
+        try:
+            return int(json.loads((self.path / CHECKPOINT).read_text(encoding="utf-8"))["lines"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
 
     def _note_versions(self, packages: Sequence[str]) -> None:
         """Keep what the run was begun with, and add what it goes on with if that is something else."""
@@ -167,7 +184,13 @@ class RunFolder:
         if (self.path / METRICS).exists():
             with (self.path / METRICS).open("rb+") as file:
                 os.fsync(file.fileno())
-        checkpoint = {"format": FORMAT, "lines": self._lines, "parts": names, "progress": dict(progress)}
+        checkpoint = {
+            "format": FORMAT,
+            "config": self._config or self._config_digest(),
+            "lines": self._lines,
+            "parts": names,
+            "progress": dict(progress),
+        }
         storage.write_bytes(self.path / CHECKPOINT, json.dumps(checkpoint, indent=2).encode())
         for path in (self.path / PARTS).iterdir():
             if path.name not in names.values():
@@ -177,13 +200,16 @@ class RunFolder:
         """Progress and parts of the checkpoint, with the metrics cut back to what it covers; None without one.
 
         Raises:
-            RunError: a file of the checkpoint is damaged.
+            RunError: a file of the checkpoint is damaged, or it is of another config.
         """
+        # As the run begins, whatever happens to the file meanwhile.
+        self._config = self._config_digest()
         checkpoint, content, lines = self.path / CHECKPOINT, None, 0
         if checkpoint.exists():
             try:
                 content = json.loads(checkpoint.read_text(encoding="utf-8"))
                 progress, lines = content["progress"], int(content["lines"])
+                self._refuse_other_config(content.get("config"))
                 parts = {name: self._part(file) for name, file in content["parts"].items()}
             except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
                 raise RunError(
@@ -191,6 +217,19 @@ class RunFolder:
                 ) from error
         self._cut(lines)
         return (progress, parts) if content else None
+
+    def _config_digest(self) -> str | None:
+        """Of the config's file, which nothing changes once it is written; None without one."""
+        path = self.path / CONFIG
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+    def _refuse_other_config(self, begun_with: str | None) -> None:
+        """What is left to learn would not go with what was learned. begun_with: a digest; None in older folders."""
+        if begun_with not in (None, self._config):
+            raise RunError(
+                f"{self.path / CONFIG} has been changed since the run began: put it back as it was, or begin another "
+                f"run from it with sgp run {self.path / CONFIG} --name NAME"
+            )
 
     def _part(self, name: str) -> dict[str, Any]:
         state: dict[str, Any] = storage.read(self.path / PARTS / name, "checkpoint")["state"]

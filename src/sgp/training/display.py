@@ -71,9 +71,11 @@ class Display(LiveDisplay):
         self._seen += 1
         left = self._left(task, epoch)
         validation = values["validation_accuracy"]
+        # A live line has to fit in 80 characters.
+        called = "validation" if self._progress.disable else "val"
         state = (
             f"loss {values['train_loss']:.3f}, "
-            + (f"validation {validation:.1f} %, " if validation is not None else "")
+            + (f"{called} {validation:.1f} %, " if validation is not None else "")
             + f"lr {values['lr']:.2g}, {span(left)} left"
         )
         heading = f"task {task + 1}/{len(self.names)}"

@@ -57,6 +57,7 @@ class Learner(Recorded):
         self.config = config
         self.stream = stream
         self.network = build_network(config, stream)
+        refuse_single_rows(config, self.network)
         # Heads belong to single tasks and need no protection, unless all tasks share one.
         exclude = ["heads.*"] if len(stream.heads) > 1 else []
         try:
@@ -388,6 +389,15 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
             # In memory as the parameter is, as the optimizer itself would have made it.
             alike = isinstance(value, Tensor) and value.shape == parameter.shape
             optimizer.state[parameter][name] = torch.empty_like(parameter).copy_(value) if alike else value
+
+
+def refuse_single_rows(config: Config, network: nn.Module) -> None:
+    """BatchNorm of vectors cannot normalise a batch of one example by the batch's own statistics."""
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
+    by_the_batch = {"batch": bool(norms), "test_batch": any(not norm.track_running_stats for norm in norms)}
+    for name, matters in by_the_batch.items():
+        if matters and getattr(config.training, name) < 2:
+            raise ValueError(f"{name} must be at least 2 for the BatchNorm of {config.network}, got 1")
 
 
 def build_network(config: Config, stream: Stream) -> nn.Module:

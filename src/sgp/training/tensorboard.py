@@ -17,25 +17,32 @@ def tensorboard_watcher(folder: Path) -> list[Watcher]:
 
     writer = SummaryWriter(str(folder / "tensorboard"))
 
+    def add(name: str, value: float | None, step: int) -> None:
+        if value is not None:
+            writer.add_scalar(name, value, step)
+
     def watch(event: str, values: dict[str, Any]) -> None:
         if event == "epoch":
             for name in ("train_loss", "validation_loss", "validation_accuracy", "lr"):
-                if values[name] is not None:
-                    writer.add_scalar(f"task {values['task'] + 1}/{name}", values[name], values["epoch"])
+                add(f"task {values['task'] + 1}/{name}", values[name], values["epoch"])
         elif event == "task":
             row = values["accuracies"]
-            writer.add_scalar("mean test accuracy", sum(row) / len(row), values["task"] + 1)
+            add("mean test accuracy", sum(row) / len(row), values["task"] + 1)
             for task, accuracy in enumerate(row):
-                writer.add_scalar(f"test accuracy/task {task + 1}", accuracy, values["task"] + 1)
+                add(f"test accuracy/task {task + 1}", accuracy, values["task"] + 1)
         elif event == "update":
-            for name in ("score", "lr", "policy_loss", "value_loss", "entropy", "kl", "explained_variance"):
-                if values[name] is not None:
-                    writer.add_scalar(f"game {values['task'] + 1}/{name}", values[name], values["step"])
+            for name in values.keys() - {"task", "update", "step", "seconds"}:
+                add(f"game {values['task'] + 1}/{name}", values[name], values["step"])
         elif event in ("evaluation", "game"):
-            for task, score in enumerate(values["scores"]):
-                writer.add_scalar(f"score/game {task + 1}", score, values["step"])
-            if values["accumulated"] is not None:
-                writer.add_scalar("accumulated normalised reward", values["accumulated"], values["step"])
+            step = values["step"]
+            for task, (score, normalised) in enumerate(zip(values["scores"], values["normalised"], strict=True)):
+                add(f"score/game {task + 1}", score, step)
+                add(f"normalised score/game {task + 1}", normalised, step)
+            add("accumulated normalised reward", values["accumulated"], step)
+            for layer, free in values.get("free", {}).items():
+                add(f"free/{layer}", free, step)
+            for use, size in values.get("bytes", {}).items():
+                add(f"bytes/{use}", size, step)
         writer.flush()
 
     return [watch]

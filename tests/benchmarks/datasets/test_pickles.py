@@ -127,6 +127,19 @@ def test_the_stand_ins_cannot_be_changed_by_a_file(tmp_path: Path) -> None:
     assert pickles.read(tmp_path / "file")["scalars"] == [5, 0.5]
 
 
+def test_what_a_file_names_many_times_is_made_once(tmp_path: Path) -> None:
+    # A few more floors, and a list of each would fill every memory.
+    tower: Any = [CONTENT["data"]]
+    for _ in range(5):
+        tower = [tower, (tower, {"again": tower})]
+    dump(tmp_path / "file", {"data": tower})
+    floor = pickles.read(tmp_path / "file")["data"]
+    for _ in range(5):
+        assert floor[0] is floor[1][0] is floor[1][1]["again"]
+        floor = floor[0]
+    np.testing.assert_array_equal(floor[0], CONTENT["data"])
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DamagedData, match=r"there is no file .*absent"):
         pickles.read(tmp_path / "absent")

@@ -125,7 +125,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            content = _made(_Unpickler(file, encoding="latin1").load())
+            content = _made(_Unpickler(file, encoding="latin1").load(), {})
     except FileNotFoundError:
         raise DamagedData(f"there is no file {str(path)!r}: get it again") from None
     except _Refused as refused:
@@ -142,16 +142,26 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _made(value: Any) -> Any:
-    """The same with arrays in place of what stands for them, and text in place of bytes."""
+def _made(value: Any, known: dict[int, Any]) -> Any:
+    """The same with arrays in place of what stands for them, and text in place of bytes.
+
+    known: what was made already, by the identity of what it was made of. A few bytes can name one thing billions of
+    times: it stays one thing.
+    """
+    if id(value) not in known:
+        known[id(value)] = _make(value, known)
+    return known[id(value)]
+
+
+def _make(value: Any, known: dict[int, Any]) -> Any:
     if isinstance(value, _Array | _BufferArray | _Scalar):
         return value.value()
     if isinstance(value, dict):
-        return {_made(key): _made(item) for key, item in value.items()}
+        return {_made(key, known): _made(item, known) for key, item in value.items()}
     if isinstance(value, list):
-        return [_made(item) for item in value]
+        return [_made(item, known) for item in value]
     if isinstance(value, tuple):
-        return tuple(_made(item) for item in value)
+        return tuple(_made(item, known) for item in value)
     if isinstance(value, bytes):
         # Copies of the published files differ in which kind of string they have.
         return value.decode("latin1")
