@@ -348,15 +348,6 @@ def test_positions_that_all_sentences_share_count_if_one_of_them_has_them() -> N
     assert sorted(memory.subspaces["embeddings.position_embeddings"].tokens.tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_a_mask_that_fits_no_layer_is_refused_and_nothing_is_learned() -> None:
-    memory = sgp.GradientMemory(bert(), threshold=0.9)
-    with pytest.raises(ValueError, match=r"mask of shape \(\d+, \d+\), and no protected layer"):
-        memory.update([padded(text(0))], mask=lambda batch: batch["attention_mask"][:, 1:])
-    assert memory.tasks == 0
-    memory.update([padded(text(0))], mask=lambda batch: None)
-    assert memory.tasks == 1
-
-
 def test_a_mask_of_ones_own_says_what_counts() -> None:
     torch.manual_seed(0)
     model = bert()

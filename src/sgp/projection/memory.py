@@ -231,7 +231,8 @@ class GradientMemory:
                 for all together.
             forward: runs one batch through the model, for batches of any other kind.
             mask: tells for a batch which positions of its sequences count, [samples, positions], or None if all do.
-                Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one.
+                Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one. An input whose
+                first two dimensions are others is taken whole.
             budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
                 more passes.
             allow_unattached: go on though weights were changed by an optimizer that is not attached.

@@ -62,11 +62,6 @@ def collect(
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
     with no_trace(model, batches), collector.hooked():
         (in_step or _one_by_one)(collector.watched(batches, most), run)
-    if mask is not None and collector.mask_shape is not None and not collector.has_masked:
-        raise ValueError(
-            f"mask= gave a mask of shape {collector.mask_shape}, and no protected layer has an input of these samples "
-            "and positions: give [samples, positions], or None for a batch in which all count"
-        )
     return collector.statistics
 
 
@@ -89,8 +84,6 @@ class _Collector:
         breaks_off: bool,
     ) -> None:
         self.seen = 0  # samples of the batches that are done
-        self.mask_shape: tuple[int, ...] | None = None  # of the last batch that had one
-        self.has_masked = False  # whether a mask has fitted any input
         self._model = model
         self._samples = samples
         self._precise = precise
@@ -127,7 +120,6 @@ class _Collector:
         self._batch = batch_size(batch)
         mask = self._mask_of(batch)
         self._mask = None if mask is None else mask.bool()
-        self.mask_shape = self.mask_shape if mask is None else tuple(mask.shape)
         self._busy = False
 
     def _end(self) -> None:
@@ -245,9 +237,7 @@ class _Collector:
             mask = mask.any(0, keepdim=True)
         tensor = tensor[:wanted]
         if mask is not None:
-            whole = tensor
-            tensor = layer_type.unpadded(whole, mask[:wanted].to(whole.device))
-            self.has_masked = self.has_masked or tensor is not whole
+            tensor = layer_type.unpadded(tensor, mask[:wanted].to(tensor.device))
         step = max(1, BYTES_PER_CHUNK // max(1, layer_type.rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):
             try:
