@@ -5,6 +5,7 @@ import gc
 import io
 import math
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +123,22 @@ def test_weights_come_back_if_an_evaluation_fails() -> None:
     assert_same(weights(model), before)
 
 
-@pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "handle", "update", "detach"])
-def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
-    train(model, optimizer, 3)
+def leak_of(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]:
+    """Tells how much the first layer has moved along its blocked bases as they are now, from where a learner begins."""
     start, blocked = weights(learner(8)[0]), memory.subspaces["0"]
 
     def leak() -> float:
         change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
         return float(blocked.along_blocked(*(part.unsqueeze(0) for part in change)).norm())
 
+    return leak
+
+
+@pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "handle", "update", "detach"])
+def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    train(model, optimizer, 3)
+    leak = leak_of(model, memory)
     assert leak() > 1e-3
     if take == "model":
         model.state_dict()
@@ -183,12 +190,7 @@ def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path)
 def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str) -> None:
     model, memory, optimizer, handle = learner(8, alpha=math.inf)
     train(model, optimizer, 3)
-    start, blocked = weights(learner(8)[0]), memory.subspaces["0"]
-
-    def leak() -> float:
-        change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
-        return float(blocked.along_blocked(*(part.unsqueeze(0) for part in change)).norm())
-
+    leak = leak_of(model, memory)
     left, gone = weakref.ref(handle), weakref.ref(optimizer)
     del optimizer, handle
     gc.collect()
