@@ -6,6 +6,7 @@ or the model's package are missing.
 """
 
 import copy
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,7 +99,7 @@ def _update(learner: Learner, task: Task, rounds: int, benchmark: str) -> Row:
     method, network = learner.method, learner.network
     assert isinstance(method, GPM)
     state = copy.deepcopy(method.state_dict())
-    task = Task(task.name, task.head, _shuffled(task.train), task.validation, task.test)
+    task = replace(task, train=_shuffled(task.train))
     batches = batches_of(task, learner.config.training.batch)
     network.eval()
 
