@@ -10,7 +10,8 @@ from torch import Tensor
 FLOAT32_THRESHOLD = 0.9999
 # Rounding grows with the number of rows summed in float32, so a product covers at most this many.
 ROWS_PER_PRODUCT = 8192
-# R R^T is symmetric: strips of this many of its rows are multiplied from the diagonal on, and mirrored.
+# R R^T is symmetric: strips of this many of its rows are multiplied from the diagonal on, and what lies below is their
+# mirror image.
 STRIP = 192
 
 
@@ -103,6 +104,9 @@ class Statistic:
         """R R^T [groups, d, d] in float64; only once the rows are folded."""
         if self._gram is None:
             raise RuntimeError("the rows are still kept; ask for them instead")
+        for first in range(0, self.inputs, STRIP):
+            last = min(first + STRIP, self.inputs)
+            self._gram[:, last:, first:last] = self._gram[:, first:last, last:].mT
         return self._gram
 
     def energy(self) -> Tensor:
@@ -143,11 +147,7 @@ class Statistic:
                 chunk = chunk.double() if self.precise else chunk.float()
             for first in range(0, d, STRIP):
                 last = min(first + STRIP, d)
-                product = chunk[..., first:last].mT @ chunk[..., first:]
-                self._gram[:, first:last, first:d] += product
-                self._gram[:, last:d, first:last] += product[..., last - first :].mT
+                self._gram[:, first:last, first:d] += chunk[..., first:last].mT @ chunk[..., first:]
             if self.constant:
-                total = chunk.sum(dim=1, dtype=torch.float64)
-                self._gram[:, :d, d] += total
-                self._gram[:, d, :d] += total
+                self._gram[:, :d, d] += chunk.sum(dim=1, dtype=torch.float64)
                 self._gram[:, d, d] += chunk.shape[1]
