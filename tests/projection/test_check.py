@@ -51,6 +51,7 @@ def blocked(**settings: Any) -> GradientMemory:
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": lambda p: SGD(p, lr=0.1),
     "Adam": lambda p: Adam(p, lr=1e-2),
+    "Adam, fused": lambda p: Adam(p, lr=1e-2, fused=True),
 }
 
 
