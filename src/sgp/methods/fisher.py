@@ -15,8 +15,8 @@ from sgp.projection.layers import layer_type_of
 
 LogLikelihood = Callable[[Batch], Tensor]
 
-# Gradients of convolutions are formed for as many examples at a time as fit in this.
-FLOATS_PER_CHUNK = 2**24
+# Gradients of examples with positions are formed for as many at a time as fit in this, and in a cache.
+FLOATS_PER_CHUNK = 2**20
 # Largest difference of two float32 sums that mean the same, as a share of the largest that they can be.
 ROUNDING = 1e-3
 
