@@ -308,6 +308,9 @@ class Learner(Recorded):
 
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
+        token_mask = getattr(self.network, "token_mask", None)
+        if token_mask is not None:  # texts of like length together, so that little padding is computed
+            order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
         return evaluate(
             self.network,
             examples,
