@@ -137,6 +137,8 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"lr": 0.0},
         {"lr": math.inf},
         {"lr": math.nan},
+        {"head_lr": 0.0},
+        {"head_lr": math.nan},
         {"lr_min": 0.0},
         {"lr_min": math.nan},
         {"lr_factor": 1.0},

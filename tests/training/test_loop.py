@@ -27,7 +27,7 @@ from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import summary_of
 from sgp.training import Learner
 from sgp.training.evaluate import batches, evaluate
-from sgp.training.loop import build_network, optimizer_state, restore_optimizer
+from sgp.training.loop import build_network, optimizer_state, restore_optimizer, set_heads_apart
 from sgp.training.seeds import generator_for, seed_for
 
 METHOD_NAMES = ("finetune", "gpm", "sgp")
@@ -74,6 +74,41 @@ def test_finetuning_is_a_plain_loop(kind: str, tmp_path: Path) -> None:
     network, rows = by_hand(config, stream_of(config))
     assert same_weights(learner.network, network)
     assert learner.accuracies == rows
+
+
+def test_heads_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
+    config = small("finetune", kind="split", tasks=1, schedule="linear", head_lr=0.2)
+    learner = run(tmp_path, config)
+    task, network = stream_of(config)[0], build_network(config, stream_of(config))
+    body = [parameter for name, parameter in network.named_parameters() if not name.startswith("heads.")]
+    optimizers = torch.optim.SGD(body), torch.optim.SGD(network.heads.parameters())  # type: ignore[union-attr]
+    epochs, n = config.training.epochs, len(task.train)
+    for epoch in range(epochs):
+        order = torch.randperm(n, generator=generator_for(config.seed, "order", 0, epoch))
+        for number, lot in enumerate(batches(order, config.training.batch)):
+            share = 1 - (epoch + number * config.training.batch / n) / epochs
+            network.zero_grad()
+            F.cross_entropy(network(task.train.inputs[lot], 0), task.train.labels[lot]).backward()
+            for optimizer, rate in zip(optimizers, (config.training.lr, 0.2), strict=True):
+                optimizer.param_groups[0]["lr"] = rate * share
+                optimizer.step()
+    for name, parameter in learner.network.named_parameters():
+        torch.testing.assert_close(parameter, network.get_parameter(name))
+    assert of_kind(events(tmp_path), "epoch")[0]["lr"] == config.training.lr
+
+
+def test_heads_at_the_rate_of_all_others_change_nothing(tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path / str(head_lr), small("sgp", optimizer="adamw", lr=1e-3, head_lr=head_lr))
+        for head_lr in (None, 1e-3)
+    ]
+    assert same_weights(runs[0].network, runs[1].network)
+
+
+def test_a_rate_for_heads_that_are_not_trained_is_refused() -> None:
+    network = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="head_lr is for heads that the optimizer trains"):
+        set_heads_apart(torch.optim.SGD(network.parameters()), network, 2.0)
 
 
 def test_gpm_forgets_less_than_finetuning(tmp_path: Path) -> None:
@@ -318,6 +353,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "constant": {},
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
+    "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
 }
 
 

@@ -32,6 +32,8 @@ class Training:
     """Examples per step of an evaluation; with BatchNorm on batch statistics the accuracy depends on it."""
     lr: float = 0.05
     """Learning rate at the start of each task."""
+    head_lr: float | None = None
+    """That of the heads, where they learn at a rate of their own; the schedule divides both alike."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Of torch, plain, made anew for each task; adamw has torch's weight decay of 0.01."""
     schedule: Literal["patience", "constant", "cosine", "linear"] = "patience"
@@ -53,6 +55,8 @@ class Training:
         # Written so that NaN fails too.
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr must be above 0 and finite, got {self.lr}")
+        if self.head_lr is not None and not 0 < self.head_lr < float("inf"):
+            raise ValueError(f"head_lr must be above 0 and finite, got {self.head_lr}")
         if not self.lr_min > 0:
             raise ValueError(f"lr_min must be above 0, got {self.lr_min}")
         if not self.lr_factor > 1:

@@ -40,6 +40,8 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": partial(Adam, fused=True),
     "adamw": partial(AdamW, fused=True),
 }
+# Of a group of parameters: its learning rate as a multiple of the others'.
+RATE = "rate"
 # Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
 STATISTICS_EXAMPLES = 1024
 
@@ -99,8 +101,12 @@ class Learner(Recorded):
         training = self.config.training
         kind = OPTIMIZERS[training.optimizer]
         if isinstance(self.method, Supervised):
-            return self.method.optimizer(kind, training.lr)
-        return kind(self.network.parameters(), lr=training.lr)
+            optimizer = self.method.optimizer(kind, training.lr)
+        else:
+            optimizer = kind(self.network.parameters(), lr=training.lr)
+        if training.head_lr is not None:
+            set_heads_apart(optimizer, self.network, training.head_lr / training.lr)
+        return optimizer
 
     def learn(
         self,
@@ -195,7 +201,7 @@ class Learner(Recorded):
             for task, rows in self._lots(position, tasks, schedule.epochs):
                 share = seen / whole
                 for group in optimizer.param_groups:
-                    group["lr"] = schedule.rate(share)
+                    group["lr"] = schedule.rate(share) * group.get(RATE, 1.0)
                 moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.training.epochs)
                 own = self.team.part(rows)
                 loss = step((task.train.inputs[own], task.train.labels[own]), task.head, moment, optimizer)
@@ -382,6 +388,22 @@ class _Batches:
     def __iter__(self) -> Iterator[Batch]:
         for rows in batches(self.order, self.size):
             yield self.examples.inputs[rows], self.examples.labels[rows]
+
+
+def set_heads_apart(optimizer: Optimizer, network: nn.Module, rate: float) -> None:
+    """Give the network's heads a group of their own, with so many times the learning rate of the others.
+
+    Raises:
+        ValueError: the optimizer does not train them.
+    """
+    heads = {id(parameter) for name, parameter in network.named_parameters() if name.startswith("heads.")}
+    own: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        own += [parameter for parameter in group["params"] if id(parameter) in heads]
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in heads]
+    if not own:
+        raise ValueError("head_lr is for heads that the optimizer trains, and there are none")
+    optimizer.add_param_group({"params": own, RATE: rate})
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
