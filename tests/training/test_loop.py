@@ -111,6 +111,26 @@ def test_a_rate_for_heads_that_are_not_trained_is_refused() -> None:
         set_heads_apart(torch.optim.SGD(network.parameters()), network, 2.0)
 
 
+def test_texts_are_scored_in_the_order_of_their_lengths_to_the_same_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("finetune")
+    learner = Learner(config, stream_of(config), RunFolder(tmp_path))
+    task, orders = learner.task(0), []
+
+    def observed(*given: Any, order: Tensor, **options: Any) -> Any:
+        orders.append(order)
+        return evaluate(*given, order=order, **options)
+
+    monkeypatch.setattr("sgp.training.loop.evaluate", observed)
+    plain = learner._score(task.test, task, "test")
+    monkeypatch.setattr(learner.network, "token_mask", lambda inputs: inputs.flatten(1) > 0, raising=False)
+    assert learner._score(task.test, task, "test") == pytest.approx(plain)
+    lengths = [(task.test.inputs[order].flatten(1) > 0).sum(1) for order in orders]
+    assert torch.equal(lengths[1], lengths[0].sort().values)
+    assert not torch.equal(lengths[1], lengths[0])
+
+
 def test_gpm_forgets_less_than_finetuning(tmp_path: Path) -> None:
     forgotten = {}
     for method in ("finetune", "gpm"):

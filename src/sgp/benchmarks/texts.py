@@ -15,7 +15,7 @@ from sgp.benchmarks.datasets import texts
 from sgp.benchmarks.datasets.images import find
 from sgp.benchmarks.datasets.texts import Labelled
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.networks.minilm import PADDING, tokens_of
+from sgp.networks.minilm import tokens_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def clinc150(settings: CLINC150, data: Path | None, seed: int) -> Stream:
         train, validation, test = (
             _examples(_first(parts[part], labels, most), labels, settings.length) for part, most in each.items()
         )
-        return Task(names[index], index, train, _by_length(validation), _by_length(test))
+        return Task(names[index], index, train, validation, test)
 
     return Stream(names, (settings.length,), [len(intents[name]) for name in names], make)
 
@@ -84,7 +84,7 @@ def fivetext(settings: FiveText, data: Path | None, seed: int) -> Stream:
         chosen = _balanced(shuffled, labels, settings.texts)
         held, kept = _held_out(chosen, labels, settings.validation)
         train, validation, test = (_examples(each, labels, settings.length) for each in (kept, held, task["test"]))
-        return Task(task["name"], index, train, _by_length(validation), _by_length(test))
+        return Task(task["name"], index, train, validation, test)
 
     return Stream([task["name"] for task in tasks], (settings.length,), [len(task["labels"]) for task in tasks], make)
 
@@ -96,13 +96,6 @@ def _examples(labelled: Sequence[Labelled], labels: list[str], length: int) -> E
         tokens_of([text for text, _ in labelled], length),
         torch.tensor([number[label] for _, label in labelled], dtype=torch.int64),
     )
-
-
-def _by_length(examples: Examples) -> Examples:
-    """Shortest first: batches of texts of like length have little padding to compute."""
-    if len(examples) == 0:
-        return examples
-    return examples[(examples.stored != PADDING).sum(1).argsort(stable=True)]
 
 
 def _first(labelled: Sequence[Labelled], labels: list[str], most: int | None) -> list[Labelled]:
