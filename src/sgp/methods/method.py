@@ -43,6 +43,7 @@ class Method(ABC, Generic[S]):
         splits_batches: whether several processes can each take a part of every batch, with their gradients summed when
             the optimizer is about to step. Until then a method must do nothing to gradients but what commutes with a
             mean, and learn nothing from batches; hooks on the step that it registers in `attach` see the sum.
+        packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
 
     Args:
         network: what is trained.
@@ -55,6 +56,7 @@ class Method(ABC, Generic[S]):
     Settings: ClassVar[type[Any]]
     keeps_data: ClassVar[bool] = False
     splits_batches: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         self.network = network

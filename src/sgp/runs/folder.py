@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 import sgp
+from sgp.methods import METHODS
+from sgp.networks import NETWORKS
 from sgp.projection import storage
 from sgp.runs.config import AnyConfig, as_yaml, differences, from_file
 from sgp.runs.games import GameConfig
@@ -86,7 +88,7 @@ class RunFolder:
             other = list(differences(config, known)) if known else []
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
-            folder._note_versions(GAME_PACKAGES if isinstance(config, GameConfig) else ())
+            folder._note_versions(packages_of(config))
             for leftover in path.glob(LEFTOVER):
                 leftover.unlink()
             yield folder
@@ -303,6 +305,12 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(event, dict) or "event" not in event:
             raise RunError(f"{path} is damaged in line {number}")
         yield event
+
+
+def packages_of(config: AnyConfig) -> tuple[str, ...]:
+    """What the numbers of a run depend on beside the packages of every run."""
+    games = GAME_PACKAGES if isinstance(config, GameConfig) else ()
+    return *games, *NETWORKS[config.network].packages, *METHODS[config.method].packages
 
 
 def versions(*packages: str) -> dict[str, str]:
