@@ -1,6 +1,7 @@
 """What committed runs say, made from their folders.
 
-``python -m bench.results`` writes results/README.md and the figures of each method on its page in docs/methods.
+``python -m bench.results`` writes results/README.md, the figures of each method on its page in docs/methods, and how
+methods compare on a pretrained encoder in docs/fine-tune.md.
 """
 
 import json
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from bench.row import as_ratio
 from sgp import paper
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 PAGE = RESULTS / "README.md"
 PAGES = ROOT / "docs" / "methods"
+FINE_TUNE = ROOT / "docs" / "fine-tune.md"
 BEGIN, END = "<!-- made by python -m bench.results -->", "<!-- end -->"
 TITLES = {
     "split-cifar100": "Split CIFAR-100",
@@ -40,6 +43,7 @@ WHICH = ("method", "preset", "recipe", "settings", "seeds")
 COLUMNS = ("tasks", "epochs", "ACC (%)", "BWT (%)", "capacity (%)", "kept (MB)", "time", "paper: ACC, BWT")
 FEW = ("benchmark", "preset", "recipe", "settings", "tasks", "epochs", "runs", "ACC (%)", "BWT (%)", "kept (MB)")
 OF_PAPER = ("benchmark", "ACC (%)", "BWT (%)", "capacity (%)")
+OF_TEXTS = ("method", "settings", "runs", "ACC (%)", "BWT (%)", "kept (MB)", "time of a step")
 FEW_OF_GAMES = ("benchmark", "games", "steps a game", "runs", "accumulated", "kept (MB)")
 # What has a column of its own, or changes no number.
 OWN_COLUMNS = ("--method", "--preset", "--recipe", "--seed", "--tasks", "--epochs", "--threads", "--steps", "--games")
@@ -91,9 +95,36 @@ def figures(groups: Mapping[str, list[list[Run]]], method: str) -> str:
     return "\n\n".join(parts)
 
 
-def _speeds() -> list[str]:
+def comparison(groups: Mapping[str, list[list[Run]]]) -> str:
+    """Markdown: methods on a pretrained encoder, the best first; a step's time is against finetuning's."""
+    steps = {row["name"].removeprefix("MiniLM step, "): row["ratio"] for row in _measured()["rows"]} | {"finetune": 1.0}
+    parts = []
+    for benchmark in ("fivetext", "clinc150"):
+        own = sorted(groups[benchmark], key=_mean_acc, reverse=True)
+        rows = [_row(group) | {"time of a step": as_ratio(steps.get(_name_in_bench(group)))} for group in own]
+        parts += [f"**{TITLES[benchmark]}**", "\n".join(_table(OF_TEXTS, rows))] if rows else []
+    return "\n\n".join(parts)
+
+
+def _mean_acc(group: list[Run]) -> float:
+    return mean(acc(summary.accuracies) for _, summary in group if isinstance(summary, Summary))
+
+
+def _name_in_bench(group: list[Run]) -> str:
+    config = group[0][1].config
+    every = getattr(config.settings, "project_every", 1)
+    return config.method if every == 1 else f"{config.method}, project_every={every}"
+
+
+def _measured() -> dict[str, Any]:
     """What ``make bench`` has measured."""
-    measured = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    measured: dict[str, Any] = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
+    return measured
+
+
+def _speeds() -> list[str]:
+    """What ``make bench`` has measured, in a table."""
+    measured = _measured()
     machine = f"{measured['cpu']}, {measured['threads']} threads, torch {measured['torch']}, {measured['date'][:10]}"
     ratios = {"ratio": "ratio", "published": "published_ratio", "goal": "goal"}
     rows = [
@@ -219,7 +250,8 @@ def pages() -> dict[Path, str]:
     """Every page with its tables made anew; what people wrote around them stays."""
     groups = grouped()
     methods = [path for path in PAGES.glob("*.md") if path.stem != "index"]
-    made = {PAGE: tables(groups)} | {path: figures(groups, path.stem) for path in methods}
+    made = {PAGE: tables(groups), FINE_TUNE: comparison(groups)}
+    made |= {path: figures(groups, path.stem) for path in methods}
     return {path: _filled(path.read_text(encoding="utf-8"), made[path]) for path in made}
 
 
