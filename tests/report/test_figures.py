@@ -106,6 +106,21 @@ def test_inside_of_a_run_matrix_free_capacity_importances_and_singular_values(tm
     assert lines(found["digits-sgp-1-singular-1"]).log_y
 
 
+def test_of_many_layers_those_of_a_kind_are_one_line_and_some_have_curves(tmp_path: Path) -> None:
+    layers = ["words", *(f"layer.{number}.{kind}" for number in range(8) for kind in ("query", "dense2"))]
+    written(tmp_path / "deep", configure("digits", "sgp", threads=1), falling(2), layers=layers)
+    found = figures_of(tmp_path)
+    free = {series.label: series.ys for series in lines(found["digits-sgp-1-free"]).series}
+    assert list(free) == ["words", "layer.*.query", "layer.*.dense2"]
+    assert free["words"] == pytest.approx([90, 80])
+    assert free["layer.*.query"] == pytest.approx([90 - 8, 80 - 8])  # layers 1, 3, ... 15 of those in a row
+    assert "of 17 layers the mean of each kind" in found["digits-sgp-1-free"].caption
+    curves = [figure.title for name, figure in found.items() if "-importances-" in name]
+    assert len(curves) == 12
+    assert "words" in curves[0]
+    assert "layer.7.dense2" in curves[-1]
+
+
 def test_only_what_the_runs_contain_is_drawn(tmp_path: Path) -> None:
     written(tmp_path / "old", configure("digits", "sgp", threads=1), falling(10), told=False)
     assert not any("importances" in name or "singular" in name for name in figures_of(tmp_path))

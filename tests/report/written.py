@@ -24,21 +24,29 @@ def written(
     extra: int = 2**20,
     end: bool = True,
     told: bool = True,
+    layers: Sequence[str] = ("fc1",),
 ) -> Path:
-    """A run with these accuracies. told: whether the metrics have what older versions did not write down."""
+    """A run with these accuracies.
+
+    Args:
+        path, config, rows, names, seconds, extra, end: of the run.
+        told: whether the metrics have what older versions did not write down.
+        layers: that GPM and SGP tell of; of the later ones less is free.
+    """
+    layers = layers if config.method in ("gpm", "sgp") else ()
     with RunFolder.begin(path, config, resume=False) as folder:
         for task, row in enumerate(rows):
             folder.log("epoch", task=task, epoch=1, seconds={"train": seconds / len(rows)})
             more: dict[str, Any] = {}
             if told:
                 more["data"] = {"inputs": [3, 8, 8], "classes": 5, "train": 1200, "validation": 60, "test": 100}
-                more["bases"] = {"fc1": bases(4 + task, task)} if config.method in ("gpm", "sgp") else {}
+                more["bases"] = {layer: bases(4 + task, task) for layer in layers}
             folder.log(
                 "task",
                 task=task,
                 name=names[task] if names else f"task number {task}",
                 accuracies=list(row),
-                free={"fc1": 0.9 - 0.1 * task} if config.method in ("gpm", "sgp") else {},
+                free={layer: 0.9 - 0.1 * task - 0.01 * number for number, layer in enumerate(layers)},
                 capacity=2000.0 if config.method == "stl" else 100.0,
                 bytes={"network": 2**22, "bases": extra},
                 seconds={},

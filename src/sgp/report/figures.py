@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import mean, stdev
 
@@ -16,6 +17,8 @@ from sgp.training.display import span
 
 # Of the tasks of a run, the curves of so many are drawn.
 CURVES = 6
+# Of more layers than this those of one kind are taken together, and of so many the curves are drawn.
+LAYERS = 12
 
 
 def all_figures(groups: Sequence[Group]) -> list[Figure]:
@@ -238,21 +241,26 @@ def _inside(each: Group, limits: tuple[float, float]) -> Iterator[Figure]:
         )
     layers = list(each.first.tasks[0].get("free", {}))
     if layers and tasks > 1:
+        kinds = _kinds(layers)
         series = [
             Series(
-                words.clean(layer),
+                words.clean(kind),
                 range(1, tasks + 1),
-                [100 * mean(run.tasks[task]["free"].get(layer, 1.0) for run in each.runs) for task in range(tasks)],
-                palette.ramp(number, len(layers)),
+                [
+                    100 * mean(run.tasks[task]["free"].get(layer, 1.0) for run in each.runs for layer in own)
+                    for task in range(tasks)
+                ],
+                palette.ramp(number, len(kinds)),
                 "osD^v<>"[number % 7],
             )
-            for number, layer in enumerate(layers)
+            for number, (kind, own) in enumerate(kinds.items())
         ]
         yield Figure(
             f"{slug}-free",
             f"Free capacity: {title}",
             Lines(series, "after task", "free (%)", ticks=_ticks(tasks)),
-            f"{about}: the share of each layer that later tasks may still use.",
+            f"{about}: the share of each layer that later tasks may still use"
+            + (f"; of {len(layers)} layers the mean of each kind." if len(kinds) < len(layers) else "."),
             "Memory of each layer",
             each.benchmark,
         )
@@ -266,9 +274,10 @@ def _curves(each: Group, slug: str, about: str, key: str, heading: str, axis: st
     """Of each layer, a curve over its bases after some of the tasks."""
     run = each.first
     layers = [layer for layer, told in run.tasks[-1].get("bases", {}).items() if told.get(key)]
+    layers = [layers[position] for position in _some(len(layers), LAYERS)]
     for number, layer in enumerate(layers, start=1):
         series = []
-        for task in _some(len(run.tasks)):
+        for task in _some(len(run.tasks), CURVES):
             told = run.tasks[task].get("bases", {}).get(layer, {}).get(key)
             if told:
                 positions, values = zip(*told, strict=True)
@@ -303,8 +312,17 @@ def _which(each: Group) -> str:
     return f"seed {each.first.config.seed}" + (f", order {order}" if order is not None else "")
 
 
-def _some(tasks: int) -> Iterable[int]:
-    """Positions of some tasks, with the first and the last."""
-    if tasks <= CURVES:
-        return range(tasks)
-    return sorted({round(number * (tasks - 1) / (CURVES - 1)) for number in range(CURVES)})
+def _kinds(layers: Sequence[str]) -> dict[str, list[str]]:
+    """Layers by name; where there are many, those that differ in their number alone together."""
+    kinds: dict[str, list[str]] = {}
+    for layer in layers:
+        kind = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer) if len(layers) > LAYERS else layer
+        kinds.setdefault(kind, []).append(layer)
+    return kinds
+
+
+def _some(amount: int, most: int) -> Iterable[int]:
+    """Positions of some of an amount, with the first and the last."""
+    if amount <= most:
+        return range(amount)
+    return sorted({round(number * (amount - 1) / (most - 1)) for number in range(most)})

@@ -65,9 +65,9 @@ METHODS = {
     "den": (PURPLE, "v"),
     "rcl": (ORANGE, "P"),
     "apd": (BROWN, "s"),
-    "frozen": (GREY, "s"),
+    "frozen": (INK, "s"),
     "lora": (RED, "^"),
-    "osf": (CYAN, "D"),
+    "osf": (PURPLE, "P"),
 }
 MARKERS = "osD^v<>PX"
 

@@ -13,10 +13,12 @@ BENCHMARKS = {
     "five-datasets": "5-Datasets",
     "permuted-mnist": "Permuted MNIST",
     "digits": "Digits",
+    "fivetext": "Five text tasks",
+    "clinc150": "CLINC150",
     "atari": "Atari",
     "minatar": "MinAtar",
 }
-METHODS = {"er": "ER", "finetune": "Finetuning", "multitask": "Multitask"}
+METHODS = {"er": "ER", "finetune": "Finetuning", "frozen": "Frozen", "lora": "LoRA", "multitask": "Multitask"}
 MINUS = "\N{MINUS SIGN}"
 
 
