@@ -119,6 +119,7 @@ def test_of_many_layers_those_of_a_kind_are_one_line_and_some_have_curves(tmp_pa
     assert len(curves) == 12
     assert "words" in curves[0]
     assert "layer.7.dense2" in curves[-1]
+    assert "Of 17 layers 12 are drawn." in found["digits-sgp-1-importances-12"].caption
 
 
 def test_only_what_the_runs_contain_is_drawn(tmp_path: Path) -> None:

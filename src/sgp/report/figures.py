@@ -274,8 +274,8 @@ def _curves(each: Group, slug: str, about: str, key: str, heading: str, axis: st
     """Of each layer, a curve over its bases after some of the tasks."""
     run = each.first
     layers = [layer for layer, told in run.tasks[-1].get("bases", {}).items() if told.get(key)]
-    layers = [layers[position] for position in _some(len(layers), LAYERS)]
-    for number, layer in enumerate(layers, start=1):
+    drawn = [layers[position] for position in _some(len(layers), LAYERS)]
+    for number, layer in enumerate(drawn, start=1):
         series = []
         for task in _some(len(run.tasks), CURVES):
             told = run.tasks[task].get("bases", {}).get(layer, {}).get(key)
@@ -297,6 +297,7 @@ def _curves(each: Group, slug: str, about: str, key: str, heading: str, axis: st
         else:
             caption += "how strong the inputs of a task are along each direction, old bases included, in falling order."
         caption += f" Of {_which(each)}." if len(each.runs) > 1 else ""
+        caption += f" Of {len(layers)} layers {len(drawn)} are drawn." if len(drawn) < len(layers) else ""
         yield Figure(
             f"{slug}-{key.split()[0]}-{number}",
             f"{heading}: {words.clean(layer)}, {each.title}",
