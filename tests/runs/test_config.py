@@ -145,6 +145,9 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"average": 1.0},
         {"average": -0.1},
         {"average": math.nan},
+        {"old_share": 1.0},
+        {"old_share": -0.1},
+        {"old_share": math.nan},
         {"threshold": 2.0},
         {"alpha": -1.0},
         {"tasks": 0},
@@ -161,6 +164,8 @@ def test_a_value_out_of_range_is_refused_by_name(bad: dict[str, Any]) -> None:
 def test_settings_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match="average goes with schedule=constant, cosine or linear"):
         configure("digits", "sgp", schedule="patience", average=0.9)
+    with pytest.raises(ValueError, match="old_share goes with average"):
+        configure("digits", "sgp", old_share=0.2)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
     assert configure("digits", "sgp", validation=0.0).training.schedule == "constant"

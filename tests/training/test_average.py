@@ -23,7 +23,7 @@ def test_the_mean_is_the_closed_form() -> None:
     shares = [0.9**20, *(0.1 * 0.9 ** (20 - step) for step in range(1, 21))]
     assert sum(shares) == pytest.approx(1)
     expected = sum(share * weight.double() for share, weight in zip(shares, passed, strict=True))
-    torch.testing.assert_close(average.state_dict()["weight"].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(average.state_dict()["average"]["weight"].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_mean_is_applied_for_a_while_and_training_goes_on_from_its_own_weights() -> None:
@@ -44,6 +44,21 @@ def test_the_mean_is_applied_for_a_while_and_training_goes_on_from_its_own_weigh
     torch.testing.assert_close(model.weight.detach(), start + 0.5)
 
 
+def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
+    torch.manual_seed(0)
+    model = MLP((3, 4), (2, 2))
+    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    average = WeightAverage(model, 0.5, old_share=0.25, new=["heads.*"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    average.update()
+    average.keep()
+    for name, tensor in model.state_dict().items():
+        # The mean is half of the way; heads have no past to go back to.
+        torch.testing.assert_close(tensor, old[name] + (0.5 if name.startswith("heads.") else 0.375))
+
+
 def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
     model = nn.BatchNorm1d(2)
     average = WeightAverage(model, 0.5)
@@ -57,22 +72,30 @@ def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
 def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    average = WeightAverage(model, 0.9)
+    average = WeightAverage(model, 0.9, old_share=0.25)
     with torch.no_grad():
         model.weight.add_(1.0)
     average.update()
-    again = WeightAverage(model, 0.9)
-    again.load_state_dict({name: tensor.contiguous() for name, tensor in average.state_dict().items()})
+    again = WeightAverage(model, 0.9, old_share=0.25)
+    again.load_state_dict(
+        {
+            part: {name: tensor.contiguous() for name, tensor in tensors.items()}
+            for part, tensors in average.state_dict().items()
+        }
+    )
     with torch.no_grad():
         model.weight.add_(1.0)
     average.update()
     again.update()
-    for name, tensor in average.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name])
-        assert tensor.stride() == again.state_dict()[name].stride()
+    assert set(average.state_dict()) == {"average", "old"}
+    for part, tensors in average.state_dict().items():
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, again.state_dict()[part][name])
+            assert tensor.stride() == again.state_dict()[part][name].stride()
 
 
-def test_the_averaged_change_obeys_the_projection() -> None:
+@pytest.mark.parametrize("old_share", [0.0, 0.2])
+def test_the_averaged_change_obeys_the_projection(old_share: float) -> None:
     torch.manual_seed(0)
     model = MLP((20, 30, 30), (4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,7 +111,7 @@ def test_the_averaged_change_obeys_the_projection() -> None:
     biases = {
         name: layer.bias.detach().clone() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     }
-    average = WeightAverage(model, 0.9)
+    average = WeightAverage(model, 0.9, old_share=old_share)
     for _ in range(30):
         optimizer.zero_grad()
         F.cross_entropy(model(new, 1), labels).backward()

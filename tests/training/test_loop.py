@@ -27,7 +27,7 @@ from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import summary_of
 from sgp.training import Learner
 from sgp.training.evaluate import batches, evaluate
-from sgp.training.loop import build_network, optimizer_state, restore_optimizer, set_heads_apart
+from sgp.training.loop import _Batches, build_network, optimizer_state, restore_optimizer, set_heads_apart
 from sgp.training.seeds import generator_for, seed_for
 
 METHOD_NAMES = ("finetune", "gpm", "sgp")
@@ -129,6 +129,18 @@ def test_texts_are_scored_in_the_order_of_their_lengths_to_the_same_score(
     lengths = [(task.test.inputs[order].flatten(1) > 0).sum(1) for order in orders]
     assert torch.equal(lengths[1], lengths[0].sort().values)
     assert not torch.equal(lengths[1], lengths[0])
+
+
+def test_texts_that_would_come_at_once_come_in_lots_of_like_length() -> None:
+    lengths = torch.randint(1, 30, (50,), generator=torch.Generator().manual_seed(0))
+    examples = Examples(torch.arange(50).unsqueeze(1), torch.arange(50))
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    lots = [labels for _, labels in _Batches(examples, order, 20, lengths, lot=8)]
+    assert [len(lot) for lot in lots] == [8, 8, 4, 8, 8, 4, 8, 2]
+    for first, rows in zip((0, 3, 6), order.split(20), strict=True):
+        together = torch.cat(lots[first : first + 3])
+        assert sorted(together.tolist()) == sorted(rows.tolist())
+        assert torch.equal(lengths[together], lengths[rows].sort().values)
 
 
 def test_gpm_forgets_less_than_finetuning(tmp_path: Path) -> None:
@@ -257,6 +269,28 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
     assert not same_weights(learner.network, plain.network)
 
 
+def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Path) -> None:
+    config = small("finetune", tasks=2, epochs=2, schedule="cosine", average=0.9)
+    halfway = replace(config, training=replace(config.training, old_share=0.5))
+    first = run(tmp_path / "first", replace(config, stream=replace(config.stream, tasks=1)))
+    plain, learner = run(tmp_path / "plain", config), run(tmp_path / "halfway", halfway)
+    for name, tensor in learner.network.state_dict().items():
+        ended, began = plain.network.state_dict()[name], first.network.state_dict().get(name)
+        is_head = name.startswith("heads.")
+        torch.testing.assert_close(tensor, ended if is_head or began is None else (ended + began) / 2)
+    # What is kept is what was validated at the end.
+    task = learner.task(1)
+    score = evaluate(learner.network, task.validation, task.head, batch=256, order=torch.arange(len(task.validation)))
+    found = of_kind(events(tmp_path / "halfway"), "epoch")[-1]["validation_loss"]
+    assert score.loss == pytest.approx(found, rel=1e-5)
+
+
+def test_a_share_of_the_old_weights_is_refused_where_a_method_trains_more_than_the_network(tmp_path: Path) -> None:
+    config = small("trgp", schedule="cosine", average=0.9, old_share=0.5)
+    with pytest.raises(ValueError, match="old_share is for methods that train nothing but the network, and trgp"):
+        Learner(config, stream_of(config), RunFolder(tmp_path))
+
+
 def test_a_mean_of_the_weights_is_that_of_every_step(tmp_path: Path) -> None:
     config = small("finetune", tasks=1, epochs=2, schedule="constant", average=0.9)
     learner = run(tmp_path, config)
@@ -373,12 +407,17 @@ RECIPES: dict[str, dict[str, Any]] = {
     "constant": {},
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
+    "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
 }
+# Of the methods that train the network and nothing else.
+HALFWAY = ("sgp", "ewc")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("method", METHOD_NAMES)
+@pytest.mark.parametrize(
+    ("method", "recipe"),
+    [(method, recipe) for method in METHOD_NAMES for recipe in RECIPES if recipe != "halfway" or method in HALFWAY],
+)
 def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(method: str, recipe: str, tmp_path: Path) -> None:
     config = small(method, samples=60, **RECIPES[recipe])
     whole = dropping(tmp_path / "whole", config)

@@ -74,10 +74,10 @@ class Statistic:
         groups, n, inputs = rows.shape
         if (groups, inputs) != (self.groups, self.inputs):
             raise ValueError(f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs")
-        # No entry of R R^T is larger than |R|_F^2; what is not finite fails the comparison too.
-        is_precise = self.precise or rows.dtype == torch.float64
-        largest = torch.finfo(torch.float64 if is_precise else torch.float32).max ** 0.5
-        if not float(torch.linalg.vector_norm(rows, dtype=torch.float64)) < largest:
+        # No entry of R R^T is larger than |R|_F^2; what is not finite fails the comparison too, and so does a norm that
+        # overflows in the type that the rows are multiplied in.
+        dtype = torch.float64 if self.precise or rows.dtype == torch.float64 else torch.float32
+        if not float(torch.linalg.vector_norm(rows, dtype=dtype)) < torch.finfo(dtype).max ** 0.5:
             raise FloatingPointError
         if self._gram is None:
             if self.count + n < self.dimension:

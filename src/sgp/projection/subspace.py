@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sgp.projection.statistic import Statistic
 
@@ -452,31 +453,33 @@ def _from_gram(gram: Tensor, M: Tensor, rank: Tensor) -> tuple[Tensor, Tensor, T
     """The same from G = R R^T, of which the residual has (I - M M^T) G (I - M M^T).
 
     That matrix is zero along M, so it is decomposed in coordinates of what M leaves over: the more bases there are, the
-    less is to be done.
+    less is to be done. The coordinates are those of the reflections Q of M = Q U, which are applied and never written
+    out: the columns of Q after the rank are orthonormal and span what the bases do not.
     """
     total = gram.diagonal(dim1=1, dim2=2).sum(-1)
-    surrogate = (M * (gram @ M)).sum(1).clamp(min=0)
-    free = _left_over(M, rank) if M.shape[2] else None
-    energies, coordinates = torch.linalg.eigh(gram if free is None else free.mT @ gram @ free)
+    k, least = M.shape[2], int(rank.min())
+    if k == 0:
+        energies, directions = torch.linalg.eigh(gram)
+        surrogate = total.new_zeros(len(total), 0)
+        return total, surrogate, energies.clamp(min=0).flip(-1), lambda width: _last(directions, width)
+    reflections = torch.geqrf(M)
+    turned = torch.ormqr(*reflections, gram, transpose=True)  # Q^T G
+    surrogate = (reflections[0][:, :k].triu().mT @ turned[:, :k] * M.mT).sum(-1).clamp(min=0)  # M^T G = U^T Q^T G
+    # Where groups differ in rank, M has zero columns, which make no reflection: their columns of Q are free too.
+    is_free = (torch.arange(least, M.shape[1], device=M.device) >= rank.to(M.device).unsqueeze(-1)).to(M)
+    free_gram = torch.ormqr(*reflections, turned[:, least:], left=False)[..., least:]
+    energies, coordinates = torch.linalg.eigh(free_gram * is_free.unsqueeze(1) * is_free.unsqueeze(2))
 
     def strongest(width: int) -> Tensor:
-        found: Tensor = coordinates[..., coordinates.shape[2] - width :].flip(-1)
-        return found if free is None else free @ found
+        found = _last(coordinates, width) * is_free.unsqueeze(2)
+        return torch.ormqr(*reflections, F.pad(found, (0, 0, least, 0)))
 
     return total, surrogate, energies.clamp(min=0).flip(-1), strongest
 
 
-def _left_over(M: Tensor, rank: Tensor) -> Tensor:
-    """Orthonormal columns that span what the bases do not; zero ones in groups with more bases than others.
-
-    Returns:
-        [groups, d, d - the least rank]
-    """
-    least = int(rank.min())
-    # The columns of M after a group's rank are zero, and make no reflection.
-    free: Tensor = torch.linalg.qr(M, mode="complete").Q[..., least:]
-    is_free = torch.arange(least, M.shape[1], device=M.device) >= rank.to(M.device).unsqueeze(-1)
-    return free * is_free.unsqueeze(1)
+def _last(columns: Tensor, width: int) -> Tensor:
+    """So many columns from the last on."""
+    return columns[..., columns.shape[2] - width :].flip(-1)
 
 
 def _orthonormal(basis: Tensor) -> Tensor:

@@ -47,6 +47,9 @@ class Training:
     """patience: how many epochs without a better validation loss are waited for."""
     average: float = 0.0
     """Decay of an exponential mean of the weights over steps, which is evaluated and kept; 0 keeps the weights."""
+    old_share: float = 0.0
+    """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The heads
+    of the task and the first task have no weights before it."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "test_batch", "patience"):
@@ -63,6 +66,10 @@ class Training:
             raise ValueError(f"lr_factor must be above 1, got {self.lr_factor}")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must be in [0, 1), got {self.average}")
+        if not 0 <= self.old_share < 1:
+            raise ValueError(f"old_share must be in [0, 1), got {self.old_share}")
+        if self.old_share and not self.average:
+            raise ValueError("old_share goes with average, which must be above 0")
         if self.average and self.schedule == "patience":
             raise ValueError("average goes with schedule=constant, cosine or linear: the best weights are no mean")
 

@@ -1,13 +1,14 @@
 """An exponential mean of a network's weights over the steps of a task.
 
 The mean lies among the weights that were passed, and each of those differs from the task's first weights by projected
-steps only. The projection is linear, so the mean obeys it as well as they do.
+steps only. The projection is linear, so the mean obeys it as well as they do, and so does a point between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,17 @@ class WeightAverage:
     Args:
         network: whose weights.
         decay: share of the old mean that each step keeps, in (0, 1).
+        old_share: how much of the way back from the mean to the weights as they are now is gone when it is used.
+        new: patterns on names of weights that have no past, which stay as they were learned.
     """
 
-    def __init__(self, network: nn.Module, decay: float) -> None:
+    def __init__(self, network: nn.Module, decay: float, *, old_share: float = 0.0, new: Sequence[str] = ()) -> None:
         self.decay = decay
+        self.old_share = old_share
         self._live = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
         self._mean = {name: tensor.clone() for name, tensor in self._live.items()}
+        with_past = [name for name in self._live if old_share and not any(fnmatchcase(name, each) for each in new)]
+        self._old = {name: self._live[name].clone() for name in with_past}
 
     @torch.no_grad()
     def update(self) -> None:
@@ -33,9 +39,11 @@ class WeightAverage:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Make the mean the network's weights."""
+        """Make the mean the network's weights, with the share of the old ones."""
         for name, tensor in self._live.items():
             tensor.copy_(self._mean[name])
+        for name, old in self._old.items():
+            self._live[name].lerp_(old, self.old_share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -49,11 +57,12 @@ class WeightAverage:
                 for name, tensor in self._live.items():
                     tensor.copy_(own[name])
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The mean."""
-        return dict(self._mean)
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """The mean, which every step changes, and the old weights, which none does."""
+        return {"average": dict(self._mean)} | ({"old": dict(self._old)} if self._old else {})
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a `state_dict`."""
-        for name, tensor in self._mean.items():
-            tensor.copy_(state[name])
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on from a `state_dict`; it may hold more."""
+        for own, name in ((self._mean, "average"), (self._old, "old")):
+            for key, tensor in own.items():
+                tensor.copy_(state[name][key])

@@ -7,7 +7,7 @@ no random state, and an evaluation more or less changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,11 +67,15 @@ class Learner(Recorded):
         self.network = build_network(config, stream)
         refuse_single_rows(config, self.network)
         # Heads belong to single tasks and need no protection, unless all tasks share one.
-        exclude = ["heads.*"] if len(stream.heads) > 1 else []
+        self._of_single_tasks = ["heads.*"] if len(stream.heads) > 1 else []
         try:
-            self.method = METHODS[config.method](self.network, config.settings, exclude=exclude)
+            self.method = METHODS[config.method](self.network, config.settings, exclude=self._of_single_tasks)
         except TypeError as error:  # a layer that the method cannot deal with
             raise ValueError(f"{config.method} does not go with the network {config.network}: {error}") from error
+        if config.training.old_share and self.trained is not self.network:
+            raise ValueError(
+                f"old_share is for methods that train nothing but the network, and {config.method} trains more"
+            )
         self.accuracies: list[list[float]] = []
 
     def run(self) -> None:
@@ -142,13 +146,13 @@ class Learner(Recorded):
         self.team.attach(optimizer)
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
-        average = WeightAverage(self.trained, training.average) if training.average else None
+        average = self._average(position) if training.average else None
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
             schedule.load_state_dict(progress["schedule"])
             restore_optimizer(optimizer, parts.get("optimizer", {}))
             if average:
-                average.load_state_dict(parts["average"])
+                average.load_state_dict(parts)
             best = parts.get("best")
 
         while not schedule.done:
@@ -183,6 +187,12 @@ class Learner(Recorded):
             self._estimate_statistics(position, tasks)
         elif best is not None:
             self.trained.load_state_dict(best)
+
+    def _average(self, position: int) -> WeightAverage:
+        """Of a task's weights. The first task has none before it to go back to."""
+        training = self.config.training
+        share = training.old_share if position else 0.0
+        return WeightAverage(self.trained, training.average, old_share=share, new=self._of_single_tasks)
 
     def _epoch(
         self,
@@ -251,10 +261,8 @@ class Learner(Recorded):
     def _finish(self, position: int, tasks: Sequence[Task]) -> None:
         """Let the method take the tasks in, and test all that were learned so far."""
         with self._timed("consolidate"), self._seeded("consolidate", position):
-            size = self.method.consolidation_batch or self.config.training.batch
             for task in tasks:
-                batches_of_task = self._random_batches(task, size, "consolidate", position)
-                self.method.consolidate(batches_of_task, self._log_likelihood(task))
+                self.consolidate(position, task)
         learned = position + len(tasks)
         with self._timed("test"):
             # One after another: the floats of all tasks at once may not fit in memory.
@@ -279,6 +287,14 @@ class Learner(Recorded):
         if self.team.is_first:
             write_tables(self.folder)
         self._save(learned)
+
+    def consolidate(self, position: int, task: Task) -> None:
+        """Let the method take in a task. position: of the first task that was learned with it."""
+        size = self.method.consolidation_batch
+        examples = self._random_batches(task, size or self.config.training.batch, "consolidate", position)
+        if size is not None:
+            examples = replace(examples, lengths=self._lengths(task.train), lot=self.config.training.test_batch)
+        self.method.consolidate(examples, self._log_likelihood(task))
 
     def _sizes(self, task: Task) -> dict[str, Any]:
         """How large a task is."""
@@ -314,20 +330,23 @@ class Learner(Recorded):
 
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
-        token_mask = getattr(self.network, "token_mask", None)
-        if token_mask is not None:  # texts of like length together, so that little padding is computed
-            order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
+        lengths = self._lengths(examples)
         return evaluate(
             self.network,
             examples,
             task.head,
             batch=self.config.training.test_batch,
-            order=order,
+            order=order if lengths is None else alike(order, lengths),
             logits=self.method.logits if isinstance(self.method, Supervised) else None,
             team=self.team,
         )
 
-    def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
+    def _lengths(self, examples: Examples) -> Tensor | None:
+        """Of texts, in tokens."""
+        token_mask = getattr(self.network, "token_mask", None)
+        return None if token_mask is None or len(examples) == 0 else token_mask(examples.inputs).sum(1)
+
+    def _random_batches(self, task: Task, size: int, use: str, position: int) -> _Batches:
         order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, use, position))
         return _Batches(task.train, order, size)
 
@@ -359,7 +378,7 @@ class Learner(Recorded):
         if best is not None:
             parts["best"] = best
         if average is not None:
-            parts["average"] = average.state_dict()
+            parts |= average.state_dict()
         found = digests(parts)
         self.team.refuse_differences(found)
         if self.team.is_first:
@@ -379,15 +398,32 @@ class Learner(Recorded):
 
 @dataclass(frozen=True)
 class _Batches:
-    """Examples in an order, in lots of a size, as often as they are asked for."""
+    """Examples in an order, as often as they are asked for.
+
+    Attributes:
+        examples: themselves.
+        order: their numbers.
+        size: how many come at once.
+        lengths: of texts. Those that would come at once come in lots of like length, since no text depends on others.
+        lot: how many there are in one.
+    """
 
     examples: Examples
     order: Tensor
     size: int
+    lengths: Tensor | None = None
+    lot: int = 1
 
     def __iter__(self) -> Iterator[Batch]:
-        for rows in batches(self.order, self.size):
-            yield self.examples.inputs[rows], self.examples.labels[rows]
+        for together in batches(self.order, self.size):
+            lots = [together] if self.lengths is None else batches(alike(together, self.lengths), self.lot)
+            for rows in lots:
+                yield self.examples.inputs[rows], self.examples.labels[rows]
+
+
+def alike(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Rows of texts in the order of their lengths, so that little padding is computed."""
+    return rows[lengths[rows].argsort(stable=True)]
 
 
 def set_heads_apart(optimizer: Optimizer, network: nn.Module, rate: float) -> None:
