@@ -17,7 +17,18 @@ from sgp.benchmarks.stream import Stream
 from sgp.methods import METHODS, Supervised
 from sgp.paper import PRESETS, RECIPES, has_recipe
 from sgp.registry import UnknownName
-from sgp.runs.config import Config, Training, as_yaml, configure, differences, from_file, is_whole, read_yaml, typed
+from sgp.runs.config import (
+    Config,
+    Training,
+    as_yaml,
+    configure,
+    differences,
+    from_file,
+    is_whole,
+    read_yaml,
+    recorded,
+    typed,
+)
 from sgp.runs.games import PPO, GameConfig
 
 SUPERVISED = [name for name in BENCHMARKS if isinstance(BENCHMARKS[name], Benchmark)]
@@ -166,9 +177,24 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "sgp", schedule="patience", average=0.9)
     with pytest.raises(ValueError, match="old_share goes with average"):
         configure("digits", "sgp", old_share=0.2)
+    with pytest.raises(ValueError, match="old_share is for methods that only act on steps, and trgp"):
+        configure("digits", "trgp", recipe="fast", old_share=0.2)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
     assert configure("digits", "sgp", validation=0.0).training.schedule == "constant"
+
+
+def test_a_run_keeps_the_default_of_a_setting_that_its_recipe_got_later(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    now = configure("split-cifar100", "sgp", recipe="fast", seed=4)
+    assert (now.training.old_share, now.training.head_lr) == (0.2, 0.003)
+    file.write_text(
+        "".join(f"{line}\n" for line in as_yaml(now).splitlines() if not line.startswith(("old_", "head_")))
+    )
+    then = recorded(file)
+    assert (then.training.old_share, then.training.head_lr) == (0.0, None)
+    assert {each.partition(":")[0] for each in differences(then, now)} == {"old_share", "head_lr"}
+    assert from_file(file) == now
 
 
 @pytest.mark.parametrize(

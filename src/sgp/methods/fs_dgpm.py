@@ -169,6 +169,9 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         # Nothing of a task's steps is for the next.
         self._soft, self._soft_momentum = {}, {}
 
+    def _in_lots(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        return batches  # `forward` knows the heads of the batch as it was drawn
+
     def soft_weights(self) -> dict[str, Tensor]:
         """lambda of each basis by layer, [groups, k]."""
         return {name: self._lambda(value) for name, value in self._soft.items()}

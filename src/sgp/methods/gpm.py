@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -24,6 +24,8 @@ from sgp.projection.subspace import Bases, minimal_rank
 N = TypeVar("N", int, float)
 # A curve over the bases of a layer is written down at so many of them.
 POINTS = 17
+# So many texts run through the network at once.
+LOT = 64
 # Singular values below this share of the largest are rounding.
 NOISE = 1e-6
 
@@ -89,6 +91,31 @@ class WatchedMemory(GradientMemory):
             return minimal_rank(new, total, threshold)
 
         return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
+
+
+@dataclass(frozen=True)
+class _Lots:
+    """Texts in lots of like length, so that little padding is computed: what one gives does not depend on others.
+
+    Attributes:
+        batches: of texts.
+        token_mask: which positions of texts are no padding.
+        samples: how many texts there are to be.
+    """
+
+    batches: Iterable[Batch]
+    token_mask: Callable[[Tensor], Tensor]
+    samples: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        left = self.samples
+        for inputs, labels in self.batches:
+            inputs, labels = inputs[:left], labels[:left]
+            left -= len(labels)
+            for rows in torch.split(self.token_mask(inputs).sum(1).argsort(stable=True), LOT):
+                yield inputs[rows], labels[rows]
+            if left == 0:
+                return
 
 
 class GPM(Method[GPMSettings]):
@@ -159,7 +186,7 @@ class GPM(Method[GPMSettings]):
             # Runs report the free share of every layer after every task.
             warnings.filterwarnings("ignore", message=".*blocked and can hardly", category=UserWarning)
             self.memory.update(
-                batches,
+                self._in_lots(batches),
                 samples=self.settings.memory_samples,
                 forward=log_likelihood,
                 mask=self._mask,
@@ -168,6 +195,11 @@ class GPM(Method[GPMSettings]):
                 # Every process has all examples, which run through the network at once.
                 distributed=False,
             )
+
+    def _in_lots(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        token_mask, samples = getattr(self.network, "token_mask", None), self.settings.memory_samples
+        # Where layers want different numbers of texts, each takes the first ones, which must not be the short ones.
+        return batches if token_mask is None or isinstance(samples, dict) else _Lots(batches, token_mask, samples)
 
     def _mask(self, batch: Batch) -> Tensor | None:
         """Padding does not count, if the network knows of any."""

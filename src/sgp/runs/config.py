@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -48,8 +48,8 @@ class Training:
     average: float = 0.0
     """Decay of an exponential mean of the weights over steps, which is evaluated and kept; 0 keeps the weights."""
     old_share: float = 0.0
-    """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The heads
-    of the task and the first task have no weights before it."""
+    """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The first
+    task and heads of single tasks have no weights before it."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "test_batch", "patience"):
@@ -69,7 +69,7 @@ class Training:
         if not 0 <= self.old_share < 1:
             raise ValueError(f"old_share must be in [0, 1), got {self.old_share}")
         if self.old_share and not self.average:
-            raise ValueError("old_share goes with average, which must be above 0")
+            raise ValueError("old_share goes with average: set average above 0, or old_share to 0")
         if self.average and self.schedule == "patience":
             raise ValueError("average goes with schedule=constant, cosine or linear: the best weights are no mean")
 
@@ -105,6 +105,10 @@ class Config(Flat):
         NETWORKS[self.network]  # refuses a name that is not there
         if self.training.schedule == "patience" and getattr(self.stream, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
+        if self.training.old_share and issubclass(METHODS[self.method], Supervised):
+            raise ValueError(
+                f"old_share is for methods that only act on steps, and {self.method} does more: set it to 0"
+            )
         if self.training.average and getattr(self.settings, "project_every", 1) > 1:
             raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
 
@@ -129,6 +133,18 @@ def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = 
     Raises:
         ValueError: a name is unknown or a value out of range; the message has what would be accepted.
     """
+    return _configure(benchmark, method, preset, recipe, overrides, settings)
+
+
+def _configure(
+    benchmark: str,
+    method: str,
+    preset: str,
+    recipe: str,
+    overrides: Mapping[str, Any],
+    usual: Callable[[str, str, str, str], Mapping[str, Any]],
+) -> AnyConfig:
+    """A config of overrides, of what is usual, and of each setting's default."""
     kind: type[AnyConfig] = Config
     training: type[Training | PPO] = Training
     if isinstance(BENCHMARKS[benchmark], GameBenchmark):
@@ -149,7 +165,7 @@ def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = 
         if name not in known:
             raise ValueError(unknown(f"setting of {method} on {benchmark}", name, known))
     # Benchmarks of other packages have no file in the paper's room.
-    given = {"network": BENCHMARKS[benchmark].network} | settings(benchmark, method, preset, recipe) | overrides
+    given = {"network": BENCHMARKS[benchmark].network, **usual(benchmark, method, preset, recipe), **overrides}
     made = {name: _build(group, given) for name, group in groups.items()}
     config: AnyConfig = _build(kind, given | values | made)
     return config
@@ -161,11 +177,28 @@ def from_file(path: Path, **overrides: Any) -> AnyConfig:
     Raises:
         ValueError: the file is no such mapping, lacks benchmark or method, or has an unknown name or value.
     """
-    values = read_yaml(path) | overrides
+    return configure(**_complete(path, read_yaml(path) | overrides))
+
+
+def recorded(path: Path) -> AnyConfig:
+    """The config of a run, from the file that it wrote.
+
+    A setting that the file does not have is younger than the run, which so had the setting's default, whatever the
+    paper's room has for it now.
+
+    Raises:
+        ValueError: as `from_file`.
+    """
+    values = _complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
+    benchmark, method, preset, recipe = (values.pop(name) for name in CHOICES)
+    return _configure(benchmark, method, preset, recipe, values, usual=lambda *_: {})
+
+
+def _complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name in ("benchmark", "method") if name not in values]
     if missing:
         raise ValueError(f"{path} does not say which {' and '.join(missing)}")
-    return configure(**values)
+    return values
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import sgp
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 from sgp.projection import storage
-from sgp.runs.config import AnyConfig, as_yaml, differences, from_file
+from sgp.runs.config import AnyConfig, as_yaml, differences, recorded
 from sgp.runs.games import GameConfig
 
 CONFIG = "config.yaml"
@@ -105,7 +105,7 @@ class RunFolder:
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
         try:
-            return from_file(self.path / CONFIG)
+            return recorded(self.path / CONFIG)
         except ValueError as error:
             raise RunError(f"the config of {self.path} cannot be read: {error}") from error
 

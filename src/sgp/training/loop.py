@@ -7,7 +7,7 @@ no random state, and an evaluation more or less changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,10 +72,8 @@ class Learner(Recorded):
             self.method = METHODS[config.method](self.network, config.settings, exclude=self._of_single_tasks)
         except TypeError as error:  # a layer that the method cannot deal with
             raise ValueError(f"{config.method} does not go with the network {config.network}: {error}") from error
-        if config.training.old_share and self.trained is not self.network:
-            raise ValueError(
-                f"old_share is for methods that train nothing but the network, and {config.method} trains more"
-            )
+        if config.training.head_lr is not None:
+            refuse_untrained_heads(self.network, self.trained)
         self.accuracies: list[list[float]] = []
 
     def run(self) -> None:
@@ -290,11 +288,8 @@ class Learner(Recorded):
 
     def consolidate(self, position: int, task: Task) -> None:
         """Let the method take in a task. position: of the first task that was learned with it."""
-        size = self.method.consolidation_batch
-        examples = self._random_batches(task, size or self.config.training.batch, "consolidate", position)
-        if size is not None:
-            examples = replace(examples, lengths=self._lengths(task.train), lot=self.config.training.test_batch)
-        self.method.consolidate(examples, self._log_likelihood(task))
+        size = self.method.consolidation_batch or self.config.training.batch
+        self.method.consolidate(self._random_batches(task, size, "consolidate", position), self._log_likelihood(task))
 
     def _sizes(self, task: Task) -> dict[str, Any]:
         """How large a task is."""
@@ -330,23 +325,22 @@ class Learner(Recorded):
 
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
-        lengths = self._lengths(examples)
+        token_mask = getattr(self.network, "token_mask", None)
+        if token_mask is not None and len(
+            examples
+        ):  # texts of like length together, so that little padding is computed
+            order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
         return evaluate(
             self.network,
             examples,
             task.head,
             batch=self.config.training.test_batch,
-            order=order if lengths is None else alike(order, lengths),
+            order=order,
             logits=self.method.logits if isinstance(self.method, Supervised) else None,
             team=self.team,
         )
 
-    def _lengths(self, examples: Examples) -> Tensor | None:
-        """Of texts, in tokens."""
-        token_mask = getattr(self.network, "token_mask", None)
-        return None if token_mask is None or len(examples) == 0 else token_mask(examples.inputs).sum(1)
-
-    def _random_batches(self, task: Task, size: int, use: str, position: int) -> _Batches:
+    def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
         order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, use, position))
         return _Batches(task.train, order, size)
 
@@ -398,48 +392,36 @@ class Learner(Recorded):
 
 @dataclass(frozen=True)
 class _Batches:
-    """Examples in an order, as often as they are asked for.
-
-    Attributes:
-        examples: themselves.
-        order: their numbers.
-        size: how many come at once.
-        lengths: of texts. Those that would come at once come in lots of like length, since no text depends on others.
-        lot: how many there are in one.
-    """
+    """Examples in an order, in lots of a size, as often as they are asked for."""
 
     examples: Examples
     order: Tensor
     size: int
-    lengths: Tensor | None = None
-    lot: int = 1
 
     def __iter__(self) -> Iterator[Batch]:
-        for together in batches(self.order, self.size):
-            lots = [together] if self.lengths is None else batches(alike(together, self.lengths), self.lot)
-            for rows in lots:
-                yield self.examples.inputs[rows], self.examples.labels[rows]
-
-
-def alike(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Rows of texts in the order of their lengths, so that little padding is computed."""
-    return rows[lengths[rows].argsort(stable=True)]
+        for rows in batches(self.order, self.size):
+            yield self.examples.inputs[rows], self.examples.labels[rows]
 
 
 def set_heads_apart(optimizer: Optimizer, network: nn.Module, rate: float) -> None:
-    """Give the network's heads a group of their own, with so many times the learning rate of the others.
-
-    Raises:
-        ValueError: the optimizer does not train them.
-    """
-    heads = {id(parameter) for name, parameter in network.named_parameters() if name.startswith("heads.")}
+    """Give the network's heads a group of their own, with so many times the learning rate of the others."""
+    heads = {id(parameter) for parameter in _heads(network)}
     own: list[nn.Parameter] = []
     for group in optimizer.param_groups:
         own += [parameter for parameter in group["params"] if id(parameter) in heads]
         group["params"] = [parameter for parameter in group["params"] if id(parameter) not in heads]
-    if not own:
-        raise ValueError("head_lr is for heads that the optimizer trains, and there are none")
     optimizer.add_param_group({"params": own, RATE: rate})
+
+
+def refuse_untrained_heads(network: nn.Module, trained: nn.Module) -> None:
+    """A rate of their own is of no use for heads that are not there, or are not what is trained."""
+    own = {id(parameter) for parameter in trained.parameters()}
+    if not any(id(parameter) in own for parameter in _heads(network)):
+        raise ValueError("head_lr is for heads of the network that are trained, and there are none")
+
+
+def _heads(network: nn.Module) -> list[nn.Parameter]:
+    return [parameter for name, parameter in network.named_parameters() if name.startswith("heads.")]
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
