@@ -644,11 +644,11 @@ def test_a_threshold_of_its_own_parts_a_subspace_that_reads_the_same_input() -> 
 
 
 class Branches(nn.Module):
-    """Three linear layers; which of two tensors each reads is told batch by batch."""
+    """Linear layers; which of a batch's tensors each reads is told batch by batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(3, 2) for _ in range(layers))
 
     def forward(self, tensors: list[Tensor], plan: list[tuple[int, int]]) -> None:
         for layer, which in plan:
@@ -664,18 +664,41 @@ calls = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=6)
 def test_layers_share_a_statistic_exactly_as_long_as_they_read_the_same_tensors(
     plans: list[list[tuple[int, int]]], rows: int
 ) -> None:
+    assert_each_layer_has_what_it_read(plans, rows=rows)
+
+
+def assert_each_layer_has_what_it_read(plans: list[list[tuple[int, int]]], *, rows: int) -> None:
+    layers, tensors = (1 + max((call[i] for plan in plans for call in plan), default=0) for i in range(2))
     generator = torch.Generator().manual_seed(0)
-    batches = [([torch.randn(rows, 3, generator=generator) for _ in range(2)], plan) for plan in plans]
-    model = Branches()
+    batches = [([torch.randn(rows, 3, generator=generator) for _ in range(tensors)], plan) for plan in plans]
+    model = Branches(layers)
     found = statistics(model, batches, forward=lambda batch: model(*batch))
-    read: dict[str, list[Tensor]] = {f"layers.{i}": [] for i in range(3)}
-    for tensors, plan in batches:
+    read: dict[str, list[Tensor]] = {f"layers.{i}": [] for i in range(layers)}
+    for given_tensors, plan in batches:
         for layer, which in plan:
-            read[f"layers.{layer}"].append(tensors[which])
+            read[f"layers.{layer}"].append(given_tensors[which])
     assert found.keys() == {name for name, inputs in read.items() if inputs}
     for name, statistic in found.items():
         assert statistic.count == rows * len(read[name])
         assert_is_gram_of(statistic, *read[name])
+
+
+def test_a_layer_that_leaves_the_others_late_does_not_inherit_what_the_first_to_leave_read_before() -> None:
+    q, k, v = range(3)
+    a, b, c = range(3)
+    assert_each_layer_has_what_it_read([[(q, a), (k, a), (v, a), (q, a), (k, b), (k, c), (v, c)]], rows=1)
+
+
+def test_layers_that_call_by_chance_have_what_they_read() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        layers, tensors = draw.randint(3, 4), draw.randint(2, 3)
+        plans = [
+            [(draw.randrange(layers), draw.randrange(tensors)) for _ in range(draw.randint(1, 12))]
+            for _ in range(draw.randint(1, 3))
+        ]
+        plans[0] = [(layer, 0) for layer in range(layers)] + plans[0]  # they share before they part
+        assert_each_layer_has_what_it_read(plans, rows=draw.randint(1, 4))
 
 
 def test_layers_in_a_row_that_read_one_tensor_share_throughout_and_others_do_not() -> None:

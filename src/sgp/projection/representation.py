@@ -182,7 +182,8 @@ class _Collector:
             shared.arrive(guard.name)
             return
         else:
-            branch = next((branch for branch in shared.branches if branch.is_of(tensor)), None)
+            # One that has moved on to its next tensor holds its first one too, which this guard has not read.
+            branch = next((b for b in shared.branches if b.begun == 1 and b.is_of(tensor)), None)
             shared.leave(guard.name)
             if branch is None:
                 branch = _Shared(shared.before_last(), shared.kind)
@@ -260,6 +261,7 @@ class _Shared:
     Attributes:
         statistic: what they have read.
         kind: what they agree in.
+        begun: how many tensors they have read since they are together.
         arrived: those that have read the last tensor.
         branches: where those went on that read another tensor than the last one.
     """
@@ -267,6 +269,7 @@ class _Shared:
     def __init__(self, statistic: Statistic, kind: Hashable) -> None:
         self.statistic = statistic
         self.kind = kind
+        self.begun = 0
         self.arrived: set[str] = set()
         self.branches: list[_Shared] = []
         self._members: list[str] = []
@@ -284,6 +287,7 @@ class _Shared:
         # A copy costs little beside the products that follow, and only groups need one.
         self._before = self.statistic.clone() if len(self._members) > 1 else None
         self._tensor, self._version = weakref.ref(tensor), _version(tensor)
+        self.begun += 1
         self.arrived = {reader}
         self.settle()
 
