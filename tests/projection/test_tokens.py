@@ -138,6 +138,37 @@ def test_a_rare_token_is_nearly_free_and_a_frequent_one_is_not() -> None:
     assert float(share[5]) == pytest.approx(1 - 2 / (1 + math.sqrt(99)), rel=1e-4)
 
 
+class Positions(nn.Module):
+    """Words, the numbers of their positions in any shape, and one task for the whole batch."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+        self.words, self.positions, self.task = nn.Embedding(12, 6), nn.Embedding(8, 6), nn.Embedding(3, 6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = self.positions(torch.arange(tokens.shape[1]).reshape(self.shape))
+        return self.words(tokens) + positions + self.task(torch.tensor(1))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (1, -1)])
+def test_what_is_looked_up_once_counts_for_every_sample_of_the_batch(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = Positions(shape)
+    short, long = torch.randint(0, 12, (7, 2)), torch.randint(0, 12, (4, 5))
+    for batches in ([short, long], [*short.split(1), *long.split(1)], [*short.split(3), *long.split(3)]):
+        memory = sgp.GradientMemory(model, threshold=1.0, alpha=1.0)
+        memory.update(batches)
+        positions, task = memory.subspaces["positions"], memory.subspaces["task"]
+        assert isinstance(positions, TokenSubspace)
+        assert positions.tokens.tolist() == [0, 1, 2, 3, 4]
+        root = math.sqrt(4 / 11)  # of what the shorter texts lack
+        rare = 2 * root / (1 + root)
+        assert positions.importance[0].tolist() == pytest.approx([1.0, 1.0, rare, rare, rare])
+        assert isinstance(task, TokenSubspace)
+        assert task.tokens.tolist() == [1]
+
+
 def test_an_embedding_that_its_forward_writes_to_is_not_said_to_be_guarded() -> None:
     memory = sgp.GradientMemory(Words(max_norm=1.0), threshold=1.0)
     assert "words" not in {layer.layer for layer in memory.capacity().layers}

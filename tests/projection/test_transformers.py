@@ -5,6 +5,7 @@ import importlib
 import io
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import sgp
+from sgp.projection.tokens import TokenSubspace
 
 transformers = pytest.importorskip("transformers")
 Batch = dict[str, Tensor]
@@ -323,19 +325,49 @@ def test_padding_does_not_count() -> None:
     model = bert()
     spaces = []
     for batches in ([text(0), text(1)], [padded(text(0)), padded(text(1))]):
-        memory = sgp.GradientMemory(model, threshold=0.9, exclude=["embeddings.position_embeddings"])
+        memory = sgp.GradientMemory(model, threshold=0.9)
         memory.update(batches)
         spaces.append(memory.subspaces)
     for name, plain in spaces[0].items():
         other = spaces[1][name]
         assert plain.rank.tolist() == other.rank.tolist(), name
-        if name in ("embeddings.word_embeddings", "embeddings.token_type_embeddings"):
+        if isinstance(plain, TokenSubspace):
+            assert importances(plain) == importances(other), name
             continue
         projectors = [(s.basis * s.importance.unsqueeze(1)) @ s.basis.mT for s in (plain, other)]
         torch.testing.assert_close(*projectors, atol=1e-4, rtol=0)
-    assert sorted(spaces[1]["embeddings.word_embeddings"].tokens.tolist()) == sorted(
-        spaces[0]["embeddings.word_embeddings"].tokens.tolist()
-    )
+
+
+def importances(space: Any) -> dict[int, float]:
+    return dict(zip(space.tokens.tolist(), space.importance[0].tolist(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*can hardly learn")
+@pytest.mark.parametrize("samples", [None, 3, 8])
+@pytest.mark.parametrize("is_padded", [True, False])
+@pytest.mark.parametrize("make", [bert, gpt2])
+def test_positions_count_once_for_every_sentence_however_these_are_batched(
+    make: Callable[[], nn.Module], is_padded: bool, samples: int | None
+) -> None:
+    # BERT and GPT-2 look their positions up once for the whole batch.
+    torch.manual_seed(0)
+    model = make()
+    words = torch.randint(0, 60, (8, 6))
+    lengths = torch.tensor([2, 6, 3, 3, 5, 1, 4, 4]) if is_padded else torch.full((8,), 6)
+    mask = (torch.arange(6) < lengths.unsqueeze(1)).long()
+    whole = {"input_ids": words, "attention_mask": mask} if is_padded else {"input_ids": words}
+    name = next(name for name, _ in model.named_modules() if name.endswith(("position_embeddings", "wpe")))
+    found = []
+    for size in (8, 1, 5):
+        memory = sgp.GradientMemory(model, threshold=1.0, alpha=1.0)
+        cut = zip(*(torch.split(value, size) for value in whole.values()), strict=True)
+        memory.update([dict(zip(whole, part, strict=True)) for part in cut], samples=samples)
+        found.append(importances(memory.subspaces[name]))
+    assert found[0] == found[1] == found[2]
+    counts = mask[:samples].sum(0)
+    root = (counts / counts.max()).sqrt()
+    expected = {i: float(2 * r / (1 + r)) for i, r in enumerate(root) if r > 0}  # importance at alpha = 1
+    assert found[0] == pytest.approx(expected)
 
 
 def test_positions_that_all_sentences_share_count_if_one_of_them_has_them() -> None:

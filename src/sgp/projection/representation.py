@@ -89,7 +89,8 @@ class _Collector:
         self._precise = precise
         self._mask_of = mask
         self._mask: Tensor | None = None
-        self._batch: int | None = None
+        self._batch: int | None = None  # its samples
+        self._length: int | None = None  # their positions
         self._busy = True  # but while a batch is watched
         self._breaks_off = breaks_off
         self._failure: Exception | None = None
@@ -120,6 +121,8 @@ class _Collector:
         self._batch = batch_size(batch)
         mask = self._mask_of(batch)
         self._mask = None if mask is None else mask.bool()
+        shown = first_tensor(batch) if self._mask is None else self._mask
+        self._length = None if shown is None or shown.dim() < 2 else shown.shape[1]
         self._busy = False
 
     def _end(self) -> None:
@@ -148,7 +151,7 @@ class _Collector:
             try:
                 inputs = _type_of(module).inputs(module, *args, **kwargs)
                 for guard, key in readers:
-                    if self._wanted(guard, inputs[key]):
+                    if self._wanted(guard, len(inputs[key])):
                         self._read(name, guard, module, inputs[key])
             except Exception as error:
                 if self._breaks_off:
@@ -212,16 +215,27 @@ class _Collector:
         unfolding = _type_of(module).unfolding(module)
         return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name]
 
-    def _wanted(self, guard: Guard, tensor: Tensor) -> int:
+    def _wanted(self, guard: Guard, items: int) -> int:
         """How many items along dimension 0 of an input belong to the samples that a guard still wants."""
         limit = self._samples[guard.name]
-        items = tensor.shape[0]
         if limit is None or self._batch is None or limit - self.seen >= self._batch:
             return items
         wanted = max(0, limit - self.seen)
         # Where samples were folded together with something else (windows, time), each has its share of the
         # items.
         return -(-items * wanted // self._batch)
+
+    def _by_sample(self, layer_type: LayerType, tensor: Tensor) -> Tensor:
+        """An input with samples along dimension 0, as far as it can be seen where they are.
+
+        What is looked up once for the whole batch, such as the numbers of positions, counts for every sample of it:
+        bases must not depend on how the data are batched.
+        """
+        if not layer_type.is_lookup or self._batch is None:
+            return tensor
+        if tensor.dim() == 1 and len(tensor) == self._length != self._batch:
+            tensor = tensor.unsqueeze(0)
+        return tensor.expand(self._batch, *tensor.shape[1:]) if len(tensor) == 1 else tensor
 
     def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> Statistic:
         layer_type = _type_of(module)
@@ -232,10 +246,11 @@ class _Collector:
 
     def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
         layer_type = _type_of(module)
-        wanted = self._wanted(guard, tensor)
+        tensor = self._by_sample(layer_type, tensor)
+        wanted = self._wanted(guard, len(tensor))
         mask = self._mask
-        if mask is not None and tensor.shape[0] == 1:  # of all samples, such as the numbers of their positions
-            mask = mask.any(0, keepdim=True)
+        if mask is not None and len(tensor) == 1:  # of all samples, such as the vectors of their positions
+            mask = mask[: self._wanted(guard, len(mask))].any(0, keepdim=True)
         tensor = tensor[:wanted]
         if mask is not None:
             tensor = layer_type.unpadded(tensor, mask[:wanted].to(tensor.device))
