@@ -336,6 +336,16 @@ def test_samples_of_attention_are_sequences_whichever_dimension_they_lie_along()
         assert_is_gram_of(found["(model):query"], x[:2])
 
 
+def test_a_mask_tells_how_many_samples_a_batch_has_where_its_first_tensor_does_not() -> None:
+    model = nn.Linear(4, 3)
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    x = torch.randn(6, 2, 4)
+    batch = {"task": torch.tensor([0]), "x": x}
+    keep = torch.tensor([[True, False]] * 6)
+    memory.update([batch], forward=lambda batch: model(batch["x"]), mask=lambda batch: keep, samples=2)
+    assert int(memory.subspaces["(model)"].rank) == 2
+
+
 def test_samples_folded_with_windows_take_their_share_of_the_items() -> None:
     class Windows(nn.Module):
         def __init__(self) -> None:

@@ -392,6 +392,40 @@ def test_a_mask_of_ones_own_says_what_counts() -> None:
     assert ranks[2]["encoder.layer.1.output.dense"] > ranks[0]["encoder.layer.1.output.dense"]
 
 
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (lambda batch: batch["attention_mask"].tolist(), TypeError, r"mask must give a tensor .* it gave a list"),
+        (lambda batch: batch["attention_mask"].unsqueeze(-1), ValueError, r"shape \(3, 5, 1\): it must be"),
+        (lambda batch: batch["attention_mask"][0], ValueError, r"shape \(5,\): it must be \[samples, positions\]"),
+        (lambda batch: batch["attention_mask"][:2], ValueError, r"mask gave 2 rows.* for a batch of 3 samples"),
+        (lambda batch: batch["attention_mask"].mT, ValueError, r"mask gave 5 rows.* for a batch of 3 samples"),
+    ],
+)
+def test_a_mask_that_fits_no_batch_is_refused_and_nothing_changes(
+    mask: Callable[[Batch], Any], error: type[Exception], message: str
+) -> None:
+    memory = sgp.GradientMemory(bert(), threshold=0.95)
+    with pytest.raises(error, match=message):
+        memory.update([text(0)], mask=mask)
+    with pytest.raises(error, match=message):
+        memory.plan(10, text(0), mask=mask)
+    assert memory.tasks == 0
+
+
+def test_layers_whose_positions_are_all_masked_out_are_named() -> None:
+    memory = sgp.GradientMemory(bert(), threshold=0.9)
+    with pytest.warns(UserWarning, match=r"no input reached .*encoder\.layer\.0\.attention\.self\.query.*mask left"):
+        memory.update([text(0)], mask=lambda batch: torch.zeros_like(batch["attention_mask"]))
+    assert set(memory.subspaces) == {"pooler.dense"}  # which has no positions
+
+
+def test_a_mask_need_not_fit_every_layer() -> None:
+    memory = sgp.GradientMemory(bert(), threshold=0.9)
+    memory.update([text(0)], mask=lambda batch: torch.zeros(3, 4))  # the texts have five words
+    assert len(memory.subspaces) == len(memory.capacity().layers)
+
+
 def test_a_timm_model_is_protected() -> None:
     for library in ("torchvision", "timm"):
         try:

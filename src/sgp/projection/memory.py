@@ -264,7 +264,8 @@ class GradientMemory:
             subspaces |= team.spread(grown)
         if not reached:
             raise ValueError(
-                "none of the protected layers saw an input: is this the model that the batches run through?"
+                "none of the protected layers saw an input: is this the model that the batches run through, and does "
+                "the mask leave any position?"
             )
         _warn_of_unreached([name for name in guards if name not in reached])
         _warn_of_full({name: subspaces[name] for name in guards if name in reached})
@@ -678,8 +679,8 @@ def _warn_of_gone(names: list[str]) -> None:
 def _warn_of_unreached(names: list[str]) -> None:
     if names:
         warnings.warn(
-            f"no input reached {', '.join(names)} in this update, so nothing of this task is protected "
-            "there; exclude what is not meant to be protected",
+            f"no input reached {', '.join(names)} in this update, or the mask left nothing of it, so nothing of this "
+            "task is protected there; exclude what is not meant to be protected",
             stacklevel=3,
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.layout import Guard
-from sgp.projection.representation import batch_size, collect
+from sgp.projection.representation import batch_size, collect, mask_of
 from sgp.projection.statistic import STRIP
 
 # Of a symmetric eigendecomposition with vectors, and of a thin SVD, in multiply-adds over d^3 and n^2 d.
@@ -98,7 +98,7 @@ def plan(
     owner = {guard.name: guard.name for guard in guards}
     through = 0.0
     if batch is not None:
-        size = batch_size(batch) or 1
+        size = batch_size(batch, mask_of(batch, mask)) or 1
         names = [guard.name for guard in guards]
         everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)
         start = time.perf_counter()

@@ -54,9 +54,10 @@ def collect(
 
     Raises:
         FloatingPointError: an input holds NaN or an infinity; the message names the layer.
-        ValueError: there is no batch, or a batch cannot be understood.
+        TypeError: the mask of a batch is no tensor.
+        ValueError: there is no batch, or a batch or its mask cannot be understood.
     """
-    collector = _Collector(model, guards, samples, precise, mask or attention_mask, breaks_off=in_step is None)
+    collector = _Collector(model, guards, samples, precise, mask, breaks_off=in_step is None)
     run = forward or forward_of(model)
     limits = [samples[guard.name] for guard in guards]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
@@ -79,7 +80,7 @@ class _Collector:
         guards: Sequence[Guard],
         samples: Mapping[str, int | None],
         precise: Mapping[str, bool],
-        mask: Callable[[Any], Tensor | None],
+        mask: Callable[[Any], Tensor | None] | None,
         *,
         breaks_off: bool,
     ) -> None:
@@ -103,8 +104,11 @@ class _Collector:
 
     @property
     def statistics(self) -> dict[str, Statistic]:
-        """Of every guard that saw an input; those that read the same tensors throughout have the same object."""
-        return {name: shared.statistic for name, shared in self._shared.items()}
+        """Of every guard that saw an input; those that read the same tensors throughout have the same object.
+
+        An input that the mask leaves nothing of was not seen.
+        """
+        return {name: shared.statistic for name, shared in self._shared.items() if shared.statistic.count}
 
     def watched(self, batches: Iterable[Any], most: int | None) -> Iterator[Any]:
         """Batches up to a number of samples; what the model does with one is seen until the next is asked for."""
@@ -118,9 +122,8 @@ class _Collector:
             raise ValueError("the loader gave no batch: there is nothing to take a representation from")
 
     def _begin(self, batch: Any) -> None:
-        self._batch = batch_size(batch)
-        mask = self._mask_of(batch)
-        self._mask = None if mask is None else mask.bool()
+        self._mask = mask_of(batch, self._mask_of)
+        self._batch = batch_size(batch, self._mask)
         shown = first_tensor(batch) if self._mask is None else self._mask
         self._length = None if shown is None or shown.dim() < 2 else shown.shape[1]
         self._busy = False
@@ -373,6 +376,44 @@ def forward_of(model: nn.Module) -> Callable[[Any], Any]:
     return run
 
 
+def mask_of(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor | None:
+    """Which positions of a batch count, [samples, positions], or None if all do.
+
+    Args:
+        batch: of any kind.
+        mask: tells it; without it that is the ``attention_mask`` of a batch that has one.
+
+    Raises:
+        TypeError: it gives no tensor.
+        ValueError: it gives one of another shape.
+    """
+    found = attention_mask(batch) if mask is None else mask(batch)
+    if found is None:
+        return None
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            "mask must give a tensor [samples, positions] for a batch, or None if all positions count; it gave a "
+            f"{type(found).__name__}"
+        )
+    if mask is not None:
+        _refuse_unfit(found, [tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()])
+    return found.bool()
+
+
+def _refuse_unfit(mask: Tensor, sizes: list[int]) -> None:
+    """``sizes``: of the first dimension of all that a batch has, whose first item need not be what the mask is of."""
+    if mask.dim() != 2:
+        raise ValueError(
+            f"mask gave a tensor of shape {tuple(mask.shape)}: it must be [samples, positions], true where a position "
+            "counts"
+        )
+    if sizes and len(mask) not in sizes:
+        raise ValueError(
+            f"mask gave {len(mask)} rows, of shape {tuple(mask.shape)}, for a batch of {sizes[0]} samples: it must be "
+            "[samples, positions]"
+        )
+
+
 def attention_mask(batch: Any) -> Tensor | None:
     """Which positions of a batch are no padding, as transformers say it; None where nothing is said."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
@@ -380,20 +421,23 @@ def attention_mask(batch: Any) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | tuple | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(item)
+
+
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return next((found for item in value if (found := first_tensor(item)) is not None), None)
-    return None
+    return next(tensors_in(value), None)
 
 
-def batch_size(batch: Any) -> int | None:
-    """How many samples a batch has, if that can be seen."""
-    tensor = first_tensor(batch)
+def batch_size(batch: Any, mask: Tensor | None = None) -> int | None:
+    """How many samples a batch has, if that can be seen. A mask has a row for each."""
+    tensor = first_tensor(batch) if mask is None else mask
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 
 
