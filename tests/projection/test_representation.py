@@ -21,6 +21,7 @@ from sgp.projection.layers import Block, LayerType, MultiheadAttentionType, regi
 from sgp.projection.layout import layout_of
 from sgp.projection.representation import collect
 from sgp.projection.statistic import Statistic
+from sgp.projection.tokens import TokenCounts
 
 
 def statistics(
@@ -30,12 +31,13 @@ def statistics(
     samples: int | dict[str, int] | None = None,
     bias: Any = "freeze",
     forward: Callable[[Any], Any] | None = None,
+    mask: Callable[[Any], Tensor | None] | None = None,
 ) -> dict[str, Statistic]:
     """What one pass collects, with products in float64."""
     guards = list(layout_of(model, exclude=[], bias=bias, rest="freeze", strict=False).guards.values())
     limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
     precise = {g.name: True for g in guards}
-    return collect(model, batches, guards, forward=forward, samples=limits, precise=precise)
+    return collect(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
 
 
 def gram(statistic: Statistic) -> Tensor:
@@ -601,6 +603,47 @@ def test_layers_inside_the_fused_transformer_kernel_are_collected(batch_first: b
     first.linear2.register_forward_pre_hook(lambda module, args: inner.append(args[0].detach()))
     first(given, src_key_padding_mask=padding if mask else None)
     assert_is_gram_of(found["layers.0.linear2"], inner[0])
+
+
+@pytest.mark.parametrize("samples", [None, 2])
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize(("n", "length"), [(3, 6), (6, 3), (4, 4)])
+def test_transformers_with_positions_first_collect_what_those_with_samples_first_do(
+    n: int, length: int, is_masked: bool, samples: int | None
+) -> None:
+    x = torch.randn(n, length, 8, generator=torch.Generator().manual_seed(1))
+    keep = torch.arange(length) < torch.arange(1, n + 1).unsqueeze(1)  # the first texts are short
+    found = []
+    for batch_first in (True, False):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=batch_first)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(batch: Any, model: nn.Module = model, batch_first: bool = batch_first) -> None:
+            x, keep = batch
+            model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=~keep)
+
+        mask = (lambda batch: batch[1]) if is_masked else None
+        found.append(statistics(model, [(x, keep)], forward=forward, mask=mask, samples=samples))
+    for name, statistic in found[0].items():
+        assert statistic.count == (keep[:samples].sum() if is_masked else x[:samples, :, 0].numel()), name
+        assert statistic.count == found[1][name].count, name
+        torch.testing.assert_close(gram(statistic), gram(found[1][name]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_shows_where_layers_of_ones_own_have_positions_first() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    tokens = torch.randint(0, 9, (5, 7))
+    keep = torch.rand(5, 7) < 0.6
+    batch = {"tokens": tokens, "keep": keep}
+    options: dict[str, Any] = {"mask": lambda batch: batch["keep"], "samples": 3}
+    plain = statistics(model, [batch], forward=lambda batch: model(batch["tokens"]), **options)
+    across = statistics(model, [batch], forward=lambda batch: model(batch["tokens"].mT), **options)
+    for found in (plain, across):
+        words = found["0"]
+        assert isinstance(words, TokenCounts)
+        assert torch.equal(words.counts, torch.bincount(tokens[:3][keep[:3]], minlength=9))
+        assert_is_gram_of(found["1"], model[0](tokens[:3][keep[:3]]).detach())
 
 
 NAMES = ("query", "key", "value")

@@ -125,6 +125,11 @@ class LayerType:
         is_sequence = input.dim() > 2 and input.shape[:2] == mask.shape
         return input[mask] if is_sequence else input
 
+    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+        """Whether an input has its positions along dimension 0 and its samples along dimension 1, by a mask [samples,
+        positions]; False where there are as many of both."""
+        return input.dim() > 2 and input.shape[:2] == mask.shape[::-1] != mask.shape
+
 
 T = TypeVar("T", bound=type[LayerType])
 _LAYER_TYPES: dict[type[nn.Module] | str, LayerType] = {}
@@ -207,6 +212,9 @@ class EmbeddingType(LayerType):
     def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
         return input[mask] if input.shape == mask.shape else input
 
+    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+        return input.shape == mask.shape[::-1] != mask.shape
+
 
 @register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvType(LayerType):
@@ -254,6 +262,9 @@ class ConvType(LayerType):
     def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
         # Dimension 1 is the channels, and a patch has no single position.
         return input
+
+    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+        return False
 
 
 @register_layer(nn.MultiheadAttention)

@@ -99,6 +99,7 @@ class _Collector:
         for guard in guards:
             for source in guard.sources:
                 self._readers.setdefault(source.module, []).append((guard, source.input))
+        self._across = {name for name in self._readers if _lies_across(model, name)}
         self._shared: dict[str, _Shared] = {}  # guard -> whom it shares with
         self._begun: list[_Shared] = []  # those that began in this batch, whom others may join
 
@@ -216,7 +217,8 @@ class _Collector:
         if len(guard.sources) > 1:
             return None
         unfolding = _type_of(module).unfolding(module)
-        return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name]
+        is_across = guard.sources[0].module in self._across
+        return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name], is_across
 
     def _wanted(self, guard: Guard, items: int) -> int:
         """How many items along dimension 0 of an input belong to the samples that a guard still wants."""
@@ -228,12 +230,16 @@ class _Collector:
         # items.
         return -(-items * wanted // self._batch)
 
-    def _by_sample(self, layer_type: LayerType, tensor: Tensor) -> Tensor:
+    def _by_sample(self, name: str, layer_type: LayerType, tensor: Tensor) -> Tensor:
         """An input with samples along dimension 0, as far as it can be seen where they are.
 
         What is looked up once for the whole batch, such as the numbers of positions, counts for every sample of it:
         bases must not depend on how the data are batched.
         """
+        if name in self._across and tensor.dim() > 2:
+            tensor = tensor.transpose(0, 1)
+        if self._mask is not None and layer_type.lies_across(tensor, self._mask):
+            tensor = tensor.transpose(0, 1)
         if not layer_type.is_lookup or self._batch is None:
             return tensor
         if tensor.dim() == 1 and len(tensor) == self._length != self._batch:
@@ -249,7 +255,7 @@ class _Collector:
 
     def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
         layer_type = _type_of(module)
-        tensor = self._by_sample(layer_type, tensor)
+        tensor = self._by_sample(name, layer_type, tensor)
         wanted = self._wanted(guard, len(tensor))
         mask = self._mask
         if mask is not None and len(tensor) == 1:  # of all samples, such as the vectors of their positions
@@ -342,6 +348,14 @@ class _Shared:
 def _version(tensor: Tensor) -> int:
     """Grows with every change in place; tensors of inference mode do not count theirs."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _lies_across(model: nn.Module, name: str) -> bool:
+    """Whether a module is a linear layer of one of torch's transformer layers with positions before samples."""
+    above = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(above, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        return False
+    return isinstance(model.get_submodule(name), nn.Linear) and not above.self_attn.batch_first
 
 
 def _type_of(module: nn.Module) -> LayerType:
