@@ -393,6 +393,36 @@ def test_a_mask_of_ones_own_says_what_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    "pack",
+    [
+        pytest.param(lambda batch: (batch, torch.zeros(3)), id="tuple with labels"),
+        pytest.param(lambda batch: [batch, {"labels": torch.zeros(3)}], id="list with a dict of labels"),
+    ],
+)
+def test_padding_does_not_count_where_the_dict_is_packed_with_labels(pack: Callable[[Batch], Any]) -> None:
+    torch.manual_seed(0)
+    model = bert()
+    plain, packed = (sgp.GradientMemory(model, threshold=0.9) for _ in range(2))
+    plain.update([padded(text(0))])
+    packed.update([pack(padded(text(0)))], forward=lambda batch: model(**batch[0]))
+    for name, space in plain.subspaces.items():
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(space.state_dict().values(), packed.subspaces[name].state_dict().values(), strict=True)
+        ), name
+
+
+def test_the_mask_of_one_of_several_batches_in_a_list_is_not_that_of_the_others() -> None:
+    torch.manual_seed(0)
+    model = bert()
+    short, long = padded(text(0)), text(1) | {"input_ids": padded(text(1))["input_ids"]}
+    long["attention_mask"] = torch.ones_like(long["input_ids"])
+    memory = sgp.GradientMemory(model, threshold=1.0)
+    memory.update([[short, long]], forward=lambda batch: [model(**part) for part in batch])
+    assert len(memory.subspaces["embeddings.position_embeddings"].tokens) == 11
+
+
+@pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
         (lambda batch: batch["attention_mask"].tolist(), TypeError, r"mask must give a tensor .* it gave a list"),

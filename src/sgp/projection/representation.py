@@ -48,7 +48,7 @@ def collect(
         samples: per guard, how many samples to use; None for all.
         precise: per guard, whether to multiply in float64.
         mask: gives for a batch which positions count, [samples, positions], or None if all do. Without it that is
-            the ``attention_mask`` of a batch that has one.
+            the ``attention_mask`` of a batch that is a dict, or a tuple with one.
         in_step: runs batches where that is an affair of several processes. It may run the last one again, which does
             not count, and no pass is broken off in the middle.
 
@@ -429,8 +429,13 @@ def _refuse_unfit(mask: Tensor, sizes: list[int]) -> None:
 
 
 def attention_mask(batch: Any) -> Tensor | None:
-    """Which positions of a batch are no padding, as transformers say it; None where nothing is said."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    """Which positions of a batch are no padding, as transformers say it; None where nothing is said.
+
+    A tuple or list may hold the dict that says it, beside labels for instance. Where several do, none is of the whole.
+    """
+    items = batch if isinstance(batch, tuple | list) else [batch]
+    said = [item["attention_mask"] for item in items if isinstance(item, Mapping) and "attention_mask" in item]
+    mask = said[0] if len(said) == 1 else None
     # Masks of more dimensions say who may look at whom, not who is there.
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
