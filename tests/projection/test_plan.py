@@ -1,10 +1,14 @@
 """What an update will cost, said before."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sgp
+from sgp.projection.representation import collect
+from sgp.projection.statistic import Statistic
 
 
 class Attention(nn.Module):
@@ -50,6 +54,41 @@ def test_a_small_budget_takes_more_passes_and_holds_less_at_once() -> None:
     one, two = memory.plan(1000), memory.plan(1000, budget=50_000)
     assert (one.passes, two.passes) == (1, 2)
     assert one.bytes == 2 * two.bytes
+
+
+def test_a_batch_is_looked_at_in_the_passes_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+
+    def watched(*args: Any, **kwargs: Any) -> dict[str, Statistic]:
+        found = collect(*args, **kwargs)
+        held.append(sum(statistic.nbytes for statistic in {id(s): s for s in found.values()}.values()))
+        return found
+
+    monkeypatch.setattr("sgp.projection.plan.collect", watched)
+    memory = sgp.GradientMemory(Attention(), threshold=0.9)
+    plan = memory.plan(200, torch.zeros(5, 12, dtype=torch.int64), budget=4000)
+    assert plan.passes == len(held) == 3
+    assert max(held) == plan.bytes == 8 * 24**2
+    # Query and key read the same, but not in the same pass.
+    assert [layer.layers for layer in plan.layers] == [["words"], ["query"], ["key"], ["conv"]]
+    assert [layer.rows for layer in plan.layers] == [2400, 2400, 2400, 2000]
+
+
+def test_each_pass_takes_the_time_of_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def timed(model: nn.Module, batches: list[Any], guards: list[Any], **kwargs: Any) -> dict[str, Statistic]:
+        clock[0] += len(guards)  # a second for each layer
+        return {}
+
+    monkeypatch.setattr("sgp.projection.plan.collect", timed)
+    monkeypatch.setattr("sgp.projection.plan.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("sgp.projection.plan._speeds", lambda: (1e30, 1e30))
+    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), threshold=0.9)
+    for budget, passes in ((2**30, 1), (1, 2)):
+        plan = memory.plan({"0": 20, "1": 20}, torch.zeros(10, 8), budget=budget)
+        assert plan.passes == passes
+        assert plan.seconds == pytest.approx(2 * 20 / 10)
 
 
 def test_more_samples_take_more_time() -> None:

@@ -99,16 +99,16 @@ def plan(
     through = 0.0
     if batch is not None:
         size = batch_size(batch, mask_of(batch, mask)) or 1
-        names = [guard.name for guard in guards]
-        everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)
-        start = time.perf_counter()
-        found = collect(model, [batch], guards, forward=forward, samples=everything, precise=exact, mask=mask)
-        through = (time.perf_counter() - start) / size * max(samples.values()) * len(passes)
-        first: dict[int, str] = {}
-        for name, statistic in found.items():
-            rows[name] *= statistic.count / size
-            owner[name] = first.setdefault(id(statistic), name)
-        rows |= dict.fromkeys(set(rows) - found.keys(), 0.0)
+        for members in passes:  # as an update gathers: what one holds is bounded, and layers of two do not share
+            names = [guard.name for guard in members]
+            everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)
+            start = time.perf_counter()
+            found = collect(model, [batch], members, forward=forward, samples=everything, precise=exact, mask=mask)
+            through += (time.perf_counter() - start) / size * max(samples[name] for name in names)
+            first: dict[int, str] = {}
+            for name in names:
+                rows[name] *= found[name].count / size if name in found else 0.0
+                owner[name] = first.setdefault(id(found[name]), name) if name in found else name
     lookups = {guard.name for guard in guards if guard.layer_type.is_lookup}
     layers = {
         name: _layer([other for other in owner if owner[other] == name], *dimensions[name], rows[name], name in lookups)
