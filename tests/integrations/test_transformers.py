@@ -277,3 +277,119 @@ def test_the_update_can_be_left_to_the_user(tmp_path: Path) -> None:
     memory = memory_of(model)
     trainer(model, GradientMemoryCallback(memory, update=False), 0, tmp_path, max_steps=2).train()
     assert memory.tasks == 0
+
+
+class Weighted(Words):
+    """Each sentence has a weight in the loss, which the model knows nothing of."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return super().__getitem__(index) | {"weight": torch.tensor(1.0)}
+
+
+class WeightedTrainer(transformers.Trainer):  # type: ignore[misc]
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **kwargs: Any) -> Any:
+        weight = inputs.pop("weight")
+        outputs = model(**inputs)
+        loss = outputs.loss * weight.mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+class Strict(transformers.BertForSequenceClassification):  # type: ignore[misc]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def weighted_trainer(model: Any, callback: Any, folder: Path) -> Any:
+    arguments = trainer(model, None, 0, folder, max_steps=2, remove_unused_columns=False).args
+    return WeightedTrainer(model, arguments, train_dataset=Weighted(0), callbacks=[callback])
+
+
+def test_a_batch_that_does_not_fit_the_model_is_told_before_training(tmp_path: Path) -> None:
+    model = Strict(bert().config)
+    before = copy.deepcopy(model)
+    memory = memory_of(model)
+    callback = GradientMemoryCallback(memory)
+    refused = weighted_trainer(model, callback, tmp_path)
+    with pytest.raises(TypeError, match="weight") as raised:
+        refused.train()
+    assert "give forward=" in raised.value.__notes__[0]
+    assert refused.state.global_step == 0
+    assert callback.handle is None
+    assert_same_weights(model, before)
+
+    def forward(batch: dict[str, Tensor]) -> Any:
+        return model(**{name: value for name, value in batch.items() if name != "weight"})
+
+    weighted_trainer(model, GradientMemoryCallback(memory, forward=forward), tmp_path).train()
+    assert memory.tasks == 1
+
+
+def test_a_mask_that_does_not_fit_is_told_before_training(tmp_path: Path) -> None:
+    model = bert()
+    callback = GradientMemoryCallback(memory_of(model), mask=lambda batch: batch["attention_mask"][0])
+    refused = trainer(model, callback, 0, tmp_path)
+    with pytest.raises(ValueError, match=r"shape \(5,\)"):
+        refused.train()
+    assert refused.state.global_step == 0
+
+
+class Noisy(Words):
+    """Some words are replaced by chance."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        found = super().__getitem__(index)
+        return found | {"input_ids": torch.where(torch.rand(5) < 0.5, torch.randint(0, 60, (5,)), found["input_ids"])}
+
+
+def test_what_is_tried_before_training_leaves_no_trace_on_it(tmp_path: Path) -> None:
+    found = []
+    for update in (True, False):
+        model = bert()
+        callback = GradientMemoryCallback(memory_of(model), update=update)
+        settings: dict[str, Any] = {"num_train_epochs": 2, "max_steps": -1}
+        arguments = trainer(model, None, 0, tmp_path, **settings).args
+        transformers.Trainer(model, arguments, train_dataset=Noisy(0), callbacks=[callback]).train()
+        found.append(model)
+    assert_same_weights(*found)
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, Tensor]]):
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> Any:
+        for index in range(12):
+            self.given += 1
+            yield Words(0)[index]
+
+
+def test_data_that_can_only_be_streamed_are_not_tried(tmp_path: Path) -> None:
+    class Look(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert stream.given == 0
+
+    model, stream = bert(), Stream()
+    memory = memory_of(model)
+    arguments = trainer(model, None, 0, tmp_path, max_steps=3).args
+    callbacks = [GradientMemoryCallback(memory), Look()]
+    transformers.Trainer(model, arguments, train_dataset=stream, callbacks=callbacks).train()
+    assert memory.tasks == 1
+
+
+def test_the_memory_is_detached_though_the_update_fails(tmp_path: Path) -> None:
+    model = bert()
+    memory = memory_of(model)
+    memory.update([batch(0)])
+    calls = []
+
+    def forward(batch: dict[str, Tensor]) -> Any:
+        calls.append(model(**batch))
+        if len(calls) > 1:
+            raise RuntimeError("the update fails")
+
+    callback = GradientMemoryCallback(memory, forward=forward)
+    failing = trainer(model, callback, 1, tmp_path, max_steps=2)
+    with pytest.raises(RuntimeError, match="the update fails"):
+        failing.train()
+    assert callback.handle is None
+    assert not list(memory._protection.handles())

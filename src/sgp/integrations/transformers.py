@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from sgp.projection import GradientMemory, Handle, storage
 from sgp.projection.optim import Road
-from sgp.projection.representation import forward_of, no_trace
+from sgp.projection.representation import forward_of, mask_of, no_trace
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -38,7 +38,8 @@ class GradientMemoryCallback(TrainerCallback):
         memory: of the trainer's model, or of a part of it.
         samples: how many inputs the update uses; None for all, as in ``memory.update``.
         mask: which positions count, as in ``memory.update``; the ``attention_mask`` without it.
-        forward: runs one batch of the training data; the trainer's model does without it.
+        forward: runs one batch of the training data; the trainer's model does without it. It is tried when training
+            begins, so that it does not fail after it; data that can only be streamed are not.
         update: False leaves the update to you, for instance because it should see other data.
         road: as in ``memory.attach``.
         every: as in ``memory.attach``. An evaluation sees projected weights; the end of an epoch and a checkpoint
@@ -72,7 +73,9 @@ class GradientMemoryCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach, and go on from a checkpoint if the trainer does."""
+        """Try what the update will need, attach, and go on from a checkpoint if the trainer does."""
+        if self.update:
+            self._try(args, kwargs["model"], kwargs["train_dataloader"])
         self.handle = self.memory.attach(kwargs["optimizer"], road=self.road, every=self.every)
         if state.global_step > 0:
             folder = Path(self.checkpoint) if self.checkpoint else _folder(args, state)
@@ -115,11 +118,23 @@ class GradientMemoryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Add the task that was learned, and leave the optimizer as it was."""
-        if self.update:
-            self._update(kwargs["model"], kwargs["train_dataloader"])
-        if self.handle is not None:
-            self.handle.detach()
-            self.handle = None
+        try:
+            if self.update:
+                self._update(kwargs["model"], kwargs["train_dataloader"])
+        finally:
+            if self.handle is not None:
+                self.handle.detach()
+                self.handle = None
+
+    def _try(self, args: TrainingArguments, model: nn.Module, batches: DataLoader[Any]) -> None:
+        from accelerate.utils import send_to_device  # the Trainer needs it, this module does not
+
+        with no_trace(model, batches):
+            batch = _first_batch(batches, args.train_batch_size)
+            if batch is not None:
+                batch = send_to_device(batch, args.device)
+                mask_of(batch, self.mask)
+                (self.forward or forward_of(model))(batch)
 
     def _update(self, model: nn.Module, batches: DataLoader[Any]) -> None:
         if hasattr(batches, "set_epoch"):  # one order of the samples, in how many pieces ever the task was trained
@@ -148,6 +163,26 @@ class GradientMemoryCallback(TrainerCallback):
     def _digest(self) -> str:
         """Tells the trained weights apart from those of other checkpoints."""
         return storage.digest({name: p.detach() for name, p in self.memory.model.named_parameters() if p.requires_grad})
+
+
+def _first_batch(batches: DataLoader[Any], size: int) -> Any:
+    """The first samples of a loader's data, as it would make a batch of them.
+
+    Neither its sampler nor its workers are asked, which would remember it. None if the data cannot be had by number.
+    """
+    data: Any = batches.dataset
+    if isinstance(data, IterableDataset):
+        return None
+    try:
+        if batches.batch_sampler is None:  # what the data hold is batches
+            samples = data[0]
+        elif hasattr(data, "__getitems__"):
+            samples = data.__getitems__(list(range(min(size, len(data)))))
+        else:
+            samples = [data[index] for index in range(min(size, len(data)))]
+    except (LookupError, TypeError):  # other keys than numbers; if the data are at fault, training will tell
+        return None
+    return batches.collate_fn(samples)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
