@@ -255,6 +255,28 @@ def test_a_bias_that_no_optimizer_has_moves_with_its_weight_and_an_update_goes_o
     assert memory.tasks == 2
 
 
+@pytest.mark.parametrize("leaves", ["weight and bias", "the weight alone", "everything"])
+def test_a_layer_that_leaves_the_optimizer_in_between_is_projected_all_the_same(leaves: str) -> None:
+    model, memory, _, handle = learner(1, alpha=math.inf)
+    handle.detach()
+    first, last = list(model[0].parameters()), list(model[3].parameters())
+    optimizer = torch.optim.AdamW([{"params": first}, {"params": last}], lr=0.05)
+    handle = memory.attach(optimizer, every=8)
+    train(model, optimizer, 3)
+    if leaves == "weight and bias":
+        optimizer.param_groups.pop(0)
+    elif leaves == "the weight alone":
+        optimizer.param_groups[0]["params"].remove(first[0])
+    else:
+        optimizer.param_groups.clear()
+    left = first[0].detach().clone()
+    train(model, optimizer, 2, 3)
+    assert torch.equal(first[0], left)
+    train(model, optimizer, 3, 5)
+    assert memory.check(OLD.double()).leak < 1e-6
+    memory.update([batch(0)[:1].double()])
+
+
 def test_weights_that_are_loaded_are_no_change_that_steps_have_made() -> None:
     model, memory, optimizer, handle = learner(8)
     other = {name: value + 1 for name, value in model.state_dict().items()}

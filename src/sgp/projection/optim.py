@@ -252,14 +252,16 @@ class Handle:
         protection = self._protection
         # Weights are kept once for all steps that are projected together. A single step that has failed left its own.
         kept = _names(self._pending) if self.every > 1 else set()
-        pending: list[Guard] = []
         self._restore = []
         if protection.tasks == 0:
             return
         protection.reshard()
         groups = _groups(optimizer)
         guards = self._guards(groups)
-        names = _names(guards)
+        # A layer that has left the optimizer in the middle of ``every`` steps still has a change to be projected.
+        stepped = {guard.name for guard in guards}
+        pending = [guard for guard in self._pending if guard.name not in stepped] if self.every > 1 else []
+        names = _names([*guards, *pending])
         for other in list(protection.unfinished):  # what it has to project must not be taken together with this step
             if other is not self and not names.isdisjoint(_names(other._pending)):
                 other.flush()
