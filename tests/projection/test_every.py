@@ -123,6 +123,35 @@ def test_weights_come_back_if_an_evaluation_fails() -> None:
     assert_same(weights(model), before)
 
 
+def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
+    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
+    second = torch.optim.SGD(model[3].parameters(), lr=0.1)
+    memory.attach(second)
+    saved, of_handle = memory.state_dict(), handle.state_dict()
+    train(model, optimizer, 3)
+    train(twin, twin_optimizer, 3)
+    tried: list[tuple[str, Callable[[], object]]] = [
+        ("a step", optimizer.step),
+        ("a step", second.step),
+        ("an update", lambda: memory.update([OLD.double()])),
+        ("detach", handle.detach),
+        ("detach", lambda: memory.attach(optimizer)),
+        ("load_state_dict", lambda: handle.load_state_dict(of_handle)),
+        ("another memory", lambda: memory.load_state_dict(saved)),
+    ]
+    for what, act in tried:
+        with handle.projected():
+            with handle.projected():
+                pass
+            with pytest.raises(RuntimeError, match=f"inside handle.projected.*{what}.*leave the with block first"):
+                act()
+    assert (handle.steps, handle.attached, memory.tasks) == (3, True, 1)
+    train(model, optimizer, 5, 3)
+    train(twin, twin_optimizer, 5, 3)
+    assert_same(weights(model), weights(twin))
+
+
 def leak_of(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]:
     """Tells how much the first layer has moved along its blocked bases as they are now, from where a learner begins."""
     start, blocked = weights(learner(8)[0]), memory.subspaces["0"]

@@ -23,7 +23,7 @@ from sgp.projection.capacity import Capacity, capacity_of, print_table
 from sgp.projection.check import Check, check, tensors_of
 from sgp.projection.distributed import Team
 from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
-from sgp.projection.optim import ROADS, Handle, Road, project, warn_if_inexact
+from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect, warn_unless_shuffled
@@ -285,6 +285,7 @@ class GradientMemory:
         """What an update must know before it looks at any data: all that can be wrong without it is refused here."""
         _refuse_single_batch(batches)
         protection = self._protection
+        refuse_inside(protection, "an update would be of weights that are undone at its end")
         protection.statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
         held = {name: subspace.dimension for name, subspace in protection.subspaces.items()}
@@ -455,6 +456,7 @@ class GradientMemory:
             ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
                 changed then.
         """
+        refuse_inside(self._protection, "another memory would project what was stepped with this one")
         self._protection.look_for_shards()
         saved = []
         for entry in state["subspaces"]:

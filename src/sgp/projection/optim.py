@@ -64,6 +64,7 @@ class Handle:
         self._restore: list[str] = []
         self._lent: list[str] = []
         self._warned: set[str] = set()
+        self._is_inside = False  # of :meth:`projected`
         self._projected: set[str] = set()  # guards whose momentum holds projected gradients only
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -96,6 +97,7 @@ class Handle:
 
     def detach(self) -> None:
         """Leave the optimizer as it was before ``attach``. Buffers are freed."""
+        self._refuse_inside("detach() would leave the weights as they were before, unprojected")
         self.flush()
         for hook in self._hooks:
             hook.remove()
@@ -133,7 +135,9 @@ class Handle:
     def projected(self) -> Iterator[None]:
         """The weights as :meth:`flush` would leave them, for an evaluation in the middle of ``every`` steps.
 
-        Training goes on from what they were, so that it does not depend on when one evaluates.
+        Training goes on from what they were, so that it does not depend on when one evaluates. Nothing may be built on
+        the weights in between: a step of an attached optimizer, an update of the memory, loading it or this handle, and
+        :meth:`detach` are refused.
         """
         pending = list(self._pending)
         names = _names(pending)
@@ -143,9 +147,11 @@ class Handle:
         masters = {name: master.clone() for name, master in self._masters.items()}
         lent = {name: self._protection.fingerprints[name] for name in self._lent if pending}
         self.flush()
+        was_inside, self._is_inside = self._is_inside, True
         try:
             yield
         finally:
+            self._is_inside = was_inside
             self._protection.reshard()
             with torch.no_grad():
                 for name, weight in weights.items():
@@ -166,11 +172,17 @@ class Handle:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a :meth:`state_dict`; what was still to be projected is dropped with the weights it was of."""
+        self._refuse_inside("load_state_dict() would be undone at its end")
         self._await([])
         self.steps = state["steps"]
         # A file's tensors need not be where the weights are.
         device = {name: self._protection.local(name).device for name in state["masters"]}
         self._masters = {name: master.to(device[name], copy=True) for name, master in state["masters"].items()}
+
+    def _refuse_inside(self, what: str) -> None:
+        """Raise if the weights are put back soon, and what is to be done with it."""
+        if self._is_inside:
+            raise RuntimeError(f"inside handle.projected(), {what}: leave the with block first")
 
     def _await(self, pending: list[Guard]) -> None:
         """These guards, and no others, have a change that is still to be projected."""
@@ -250,6 +262,7 @@ class Handle:
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         protection = self._protection
+        refuse_inside(protection, "a step would be undone at its end")
         # Weights are kept once for all steps that are projected together. A single step that has failed left its own.
         kept = _names(self._pending) if self.every > 1 else set()
         self._restore = []
@@ -429,6 +442,12 @@ def _release(protection: weakref.ref[Protection], token: object) -> None:
     alive = protection()
     if alive is not None:
         alive.release(token)
+
+
+def refuse_inside(protection: Protection, what: str) -> None:
+    """Raise if any handle of a memory has its weights projected for an evaluation only."""
+    for handle in protection.handles():
+        handle._refuse_inside(what)
 
 
 def warn_if_inexact(optimizer: Optimizer, road: Road) -> None:
