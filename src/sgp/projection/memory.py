@@ -339,25 +339,28 @@ class GradientMemory:
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """A change of a layer's weight without what the memory blocks, for those who edit weights themselves.
 
+        It is projected as a step is, for every input that meets the weight: a weight that is tied between embedding and
+        output layer from both sides, ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and value.
+
         Args:
-            change: of the layer's weight, in its shape. Of a sharded weight it may be a whole tensor, or a DTensor
-                that is laid out as the weight is.
-            layer: as :meth:`summary` calls it.
-            bias: the change of the layer's bias, where that is protected with the weight.
+            change: of the layer's whole weight, in its shape. Of a sharded weight it may be a whole tensor, or a
+                DTensor that is laid out as the weight is.
+            layer: as :meth:`summary` calls it, or the module's name.
+            bias: the change of the layer's whole bias, where that is protected with the weight.
 
         Returns:
             The projected change; with ``bias`` both.
         """
-        guard = self._protection.layout.guards.get(layer)
-        if guard is None:
-            near = get_close_matches(layer, self._protection.layout.guards, n=3, cutoff=0.0)
-            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
-        weight, offset = self._protection.tensors(guard)
+        protection = self._protection
+        weight_name, guards = self._guards_of_weight(layer)
+        weight = protection.parameter(weight_name)
+        bias_name = next((guard.bias for guard in guards if guard.bias is not None), None)
+        offset = None if bias_name is None else protection.parameter(bias_name)
         if (bias is None) != (offset is None):
             raise ValueError(
                 f"layer {layer!r}: "
                 + (
-                    f"its bias {guard.bias} changes with the weight: give bias=, zeros if it does not change"
+                    f"its bias {bias_name} changes with the weight: give bias=, zeros if it does not change"
                     if bias is None
                     else "its bias is not protected with the weight, so leave bias= out"
                 )
@@ -371,10 +374,30 @@ class GradientMemory:
                     f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}"
                 )
         change, bias = change.clone(), None if bias is None else bias.clone()
-        if layer in self._protection.subspaces:
-            part = (guard.block, self._protection.subspace_for(guard)) if is_whole else self._protection.part(guard)
-            project(*part, local(change), None if bias is None else local(bias))
+        for guard in guards:
+            if guard.name in protection.subspaces:
+                part = (guard.block, protection.subspace_for(guard)) if is_whole else protection.part(guard)
+                project(*part, local(change), None if bias is None or guard.bias is None else local(bias))
         return change if bias is None else (change, bias)
+
+    def _guards_of_weight(self, layer: str) -> tuple[str, list[Guard]]:
+        """The weight of a layer, which may be named as its guard or its module, and all guards of that weight."""
+        guards = self._protection.layout.guards
+        named = [guards[layer]] if layer in guards else []
+        if not named:
+            named = [guard for guard in guards.values() if layer in _owners(guard)]
+        if not named:
+            near = get_close_matches(layer, guards, n=3, cutoff=0.0)
+            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
+        weight = named[0].weight
+        if any(guard.weight != weight for guard in named):
+            names = ", ".join(guard.name for guard in named)
+            raise ValueError(f"{layer!r} has several weights: give the change of one of {names}")
+        members = [guard for guard in guards.values() if guard.weight == weight]
+        if len({guard.bias for guard in members} - {None}) > 1:
+            names = ", ".join(guard.name for guard in members)
+            raise ValueError(f"layer {layer!r}: {names} are parts of one weight with biases of their own; take a step")
+        return weight, members
 
     def weigh(self, importances: Mapping[str, Tensor]) -> None:
         """Give bases other importances in [0, 1] than the update did, for methods that learn them.
@@ -620,6 +643,12 @@ def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
         if matches(guard.name, [pattern]) or matches(guard.weight, [pattern]):
             return value
     return None
+
+
+def _owners(guard: Guard) -> set[str]:
+    """Names of the modules that have a guard's weight; a block's weight may lie in a module inside the one it is of."""
+    inside = guard.block.weight.rpartition(".")[0]
+    return {".".join(filter(None, (source.module, inside))) or "(model)" for source in guard.sources}
 
 
 def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:

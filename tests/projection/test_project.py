@@ -1,0 +1,75 @@
+"""The change of a weight that somebody edits by hand, projected as a step would."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sgp
+
+
+class Tied(nn.Module):
+    """An output layer that has the weight of the embedding, and two linear layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 6), nn.Linear(6, 12, bias=False)
+        self.out.weight = self.words.weight
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.second.weight = self.first.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.out(self.second(self.first(self.words(tokens)).relu()))
+        return result
+
+
+def as_a_step_does(memory: sgp.GradientMemory, weight: nn.Parameter, change: Tensor) -> Tensor:
+    """A change that an optimizer has applied, after the projection."""
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    handle = memory.attach(optimizer, road="applied")
+    before = weight.detach().clone()
+    weight.grad = -change
+    optimizer.step()
+    handle.detach()
+    return weight.detach() - before
+
+
+@pytest.mark.parametrize("names", [["words", "out"], ["first", "second"]])
+def test_the_change_of_a_tied_weight_is_projected_for_all_inputs_that_meet_it(names: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    memory = sgp.GradientMemory(model, threshold=0.95, alpha=2.0)
+    memory.update([torch.tensor([[0, 1, 2], [2, 3, 3]])])
+    weight = model.get_parameter(f"{names[0]}.weight")
+    change = torch.randn_like(weight)
+    wanted = as_a_step_does(memory, weight, change)
+    for name in names:
+        found = memory.project(change, name)
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["0", "0:query", "0:key", "0:value"])
+def test_the_change_of_a_packed_weight_is_projected_for_query_key_and_value(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.MultiheadAttention(8, 2, batch_first=True)])
+    attention = model[0]
+    memory = sgp.GradientMemory(model, threshold=0.95, alpha=math.inf)
+    texts = torch.randn(3, 2, 3, 8)
+    memory.update([texts], forward=lambda batch: attention(*batch))
+    change, shift = torch.randn(24, 8), torch.randn(24)
+    found, moved = memory.project(change, name, bias=shift)
+    for part, rows in zip(("query", "key", "value"), (slice(0, 8), slice(8, 16), slice(16, 24)), strict=True):
+        blocked = memory.subspaces[f"0:{part}"]
+        assert blocked.blocked_share(change[rows].unsqueeze(0), shift[rows].unsqueeze(0)) > 0.1
+        assert blocked.blocked_share(found[rows].unsqueeze(0), moved[rows].unsqueeze(0)) < 1e-6
+    out = memory.project(torch.zeros(8, 8), "0.out_proj", bias=torch.zeros(8))
+    assert not torch.cat([out[0], out[1].unsqueeze(0)]).any()
+
+
+def test_a_module_of_several_weights_is_told_which_names_there_are() -> None:
+    attention = nn.MultiheadAttention(8, 2, kdim=6)
+    memory = sgp.GradientMemory(attention, threshold=0.95)
+    with pytest.raises(ValueError, match=r"several weights: give the change of one of \(model\):query"):
+        memory.project(torch.zeros(8, 8), "(model)", bias=torch.zeros(24))
