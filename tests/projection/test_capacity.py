@@ -198,6 +198,42 @@ def test_rest_free_lists_norm_layers_and_their_running_statistics_as_drifting() 
     assert set(section(lines, "Frozen after the first task:")) == {"frozen.weight", "frozen.bias"}
 
 
+class Tied(nn.Module):
+    """An output layer that has the weight of the embedding, and two linear layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, 6), nn.Linear(6, 12, bias=False)
+        self.out.weight = self.words.weight
+        self.first_of_two_layers_that_have_a_longer_name = nn.Linear(6, 6, bias=False)
+        self.second_of_two_layers_that_have_a_longer_name = nn.Linear(6, 6, bias=False)
+        self.second_of_two_layers_that_have_a_longer_name.weight = (
+            self.first_of_two_layers_that_have_a_longer_name.weight
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.first_of_two_layers_that_have_a_longer_name(self.words(tokens))
+        return self.out(self.second_of_two_layers_that_have_a_longer_name(hidden))
+
+
+def test_names_that_share_one_weight_are_told_with_what_is_done() -> None:
+    memory = GradientMemory(Tied(), threshold=0.9)
+    memory.update([torch.tensor([[0, 1, 2]])])
+    lines = printed(memory)
+    assert max(map(len, lines)) <= 80
+    start = lines.index("Layers that have one weight, which is projected for the inputs of each:")
+    assert [line.rstrip() for line in lines[start + 1 : start + 4]] == [
+        "  words, out (met from both sides)",
+        "  first_of_two_layers_that_have_a_longer_name,",
+        "  second_of_two_layers_that_have_a_longer_name",
+    ]
+    capacity = memory.capacity()
+    long = [f"{which}_of_two_layers_that_have_a_longer_name" for which in ("first", "second")]
+    assert capacity.tied == {"words.weight": ["words", "out"], f"{long[0]}.weight": long}
+    assert capacity.two_sided == ["words.weight"]
+    assert not any("one weight" in line for line in printed(memory_of()))
+
+
 def test_before_the_first_update_all_room_is_free() -> None:
     memory = memory_of()
     assert printed(memory)[0].strip() == "GradientMemory after 0 tasks"

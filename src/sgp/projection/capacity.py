@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich import box
 from rich.console import Console
@@ -46,11 +46,15 @@ class Capacity:
         layers: the guarded blocks, in the model's order.
         frozen: parameter -> why it does not move after the first task.
         free: parameter -> why it moves without protection.
+        tied: weight -> the modules that have it, where they are several. It is projected for the inputs of each.
+        two_sided: those of the tied weights that an embedding and an output layer meet from both sides.
     """
 
     layers: list[LayerCapacity]
     frozen: dict[str, str]
     free: dict[str, str]
+    tied: dict[str, list[str]] = field(default_factory=dict)
+    two_sided: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -58,8 +62,20 @@ class Capacity:
         return sum(layer.bytes for layer in self.layers)
 
 
-def capacity_of(layout: Layout, subspaces: Mapping[str, Bases], dimensions: Mapping[str, tuple[int, int]]) -> Capacity:
-    """Sum a memory up; ``dimensions`` has groups and dimension of each guard, for those without bases."""
+def capacity_of(
+    layout: Layout,
+    subspaces: Mapping[str, Bases],
+    dimensions: Mapping[str, tuple[int, int]],
+    owners: Mapping[str, Sequence[str]],
+) -> Capacity:
+    """Sum a memory up.
+
+    Args:
+        layout: of the model.
+        subspaces: by guard.
+        dimensions: groups and dimension of each guard, for those without bases.
+        owners: of each guarded weight, the modules that have it.
+    """
     layers = []
     owner: dict[int, str] = {}
     for name in layout.guards:
@@ -81,7 +97,14 @@ def capacity_of(layout: Layout, subspaces: Mapping[str, Bases], dimensions: Mapp
             )
         )
     statistics = [f"{name}.{leaf}" for name in layout.statistics for leaf in ("running_mean", "running_var")]
-    return Capacity(layers, layout.frozen | dict.fromkeys(statistics, "running statistics, norm"), dict(layout.free))
+    tied = {weight: list(names) for weight, names in owners.items() if len(names) > 1}
+    return Capacity(
+        layers,
+        frozen=layout.frozen | dict.fromkeys(statistics, "running statistics, norm"),
+        free=dict(layout.free),
+        tied=tied,
+        two_sided=[weight for weight in tied if weight in layout.two_sided],
+    )
 
 
 def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
@@ -113,6 +136,11 @@ def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
         for members in groups.values():
             if len(members) > 1:
                 console.print(Padding(Text(", ".join(members)), (0, 0, 0, 2)))
+    if capacity.tied:
+        console.print("Layers that have one weight, which is projected for the inputs of each:", style="bold")
+        for weight, members in capacity.tied.items():
+            sides = " (met from both sides)" if weight in capacity.two_sided else ""
+            console.print(Padding(Text(", ".join(members) + sides), (0, 0, 0, 2)))
     for title, names in (
         ("Frozen after the first task", capacity.frozen),
         ("Not protected: moves freely, so what it does for old tasks drifts", capacity.free),

@@ -385,7 +385,8 @@ class GradientMemory:
         guards = self._protection.layout.guards
         named = [guards[layer]] if layer in guards else []
         if not named:
-            named = [guard for guard in guards.values() if layer in _owners(guard)]
+            owners = _owners(self._protection)
+            named = [guard for guard in guards.values() if layer in owners[guard.weight]]
         if not named:
             near = get_close_matches(layer, guards, n=3, cutoff=0.0)
             raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
@@ -421,7 +422,7 @@ class GradientMemory:
         layout, dimensions = self._protection.layout, {}
         for name, guard in layout.guards.items():
             dimensions[name] = _dimensions(self.model, guard)
-        return capacity_of(layout, self._protection.subspaces, dimensions)
+        return capacity_of(layout, self._protection.subspaces, dimensions, _owners(self._protection))
 
     def summary(self, console: Console | None = None) -> None:
         """Print a table of what is protected, and name every parameter that is not, with the reason."""
@@ -645,10 +646,23 @@ def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
     return None
 
 
-def _owners(guard: Guard) -> set[str]:
-    """Names of the modules that have a guard's weight; a block's weight may lie in a module inside the one it is of."""
-    inside = guard.block.weight.rpartition(".")[0]
-    return {".".join(filter(None, (source.module, inside))) or "(model)" for source in guard.sources}
+def _owners(protection: Protection) -> dict[str, list[str]]:
+    """Weight -> the modules that have it and whose inputs it is guarded for; more than one where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in protection.model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    owners: dict[str, list[str]] = {}
+    for guard in protection.layout.guards.values():
+        places = names.get(id(protection.find(guard.weight)), [])
+        # A block's weight may lie in a module inside the one that the block is of.
+        inside = [place for place in places if any(_is_inside(place, source.module) for source in guard.sources)]
+        found = owners.setdefault(guard.weight, [])
+        found += [place or "(model)" for place in inside if (place or "(model)") not in found]
+    return owners
+
+
+def _is_inside(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
 
 
 def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
