@@ -303,6 +303,23 @@ def test_layers_that_the_batch_does_not_reach_are_left_out() -> None:
     assert [layer.layer for layer in result.layers] == ["first"]
 
 
+def test_positions_that_a_mask_hides_do_not_count() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4, bias=False))
+    memory = GradientMemory(model, threshold=1.0, alpha=math.inf)
+    texts = torch.randn(2, 3, 6)
+    seen = torch.tensor([[True, True, False], [True, False, False]])
+    memory.update([texts], mask=lambda _: seen)
+    with torch.no_grad():
+        model[0].weight += memory.project(torch.randn(4, 6), "0")
+    hidden, whole = memory.check(texts, mask=lambda _: seen), memory.check(texts)
+    assert hidden.layers[0].held == pytest.approx(1.0)
+    assert hidden.layers[0].drift < 1e-5
+    assert whole.layers[0].held < 0.95
+    assert whole.layers[0].drift > 0.1
+    assert hidden.drift == whole.drift
+
+
 def test_convolutions_and_frozen_biases_are_measured_too() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, 3))

@@ -66,9 +66,13 @@ class Check:
 
 
 def check(
-    protection: Protection, batch: Any, reference: Mapping[str, Tensor], forward: Callable[[Any], Any] | None
+    protection: Protection,
+    batch: Any,
+    reference: Mapping[str, Tensor],
+    forward: Callable[[Any], Any] | None,
+    mask: Callable[[Any], Tensor | None] | None = None,
 ) -> Check:
-    """Measure one batch against a reference state dict."""
+    """Measure one batch against a reference state dict; ``forward`` and ``mask`` as in an update."""
     model = protection.model
     guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
     team = Team(protection.is_sharded)  # then its forward passes are of all processes together
@@ -81,6 +85,7 @@ def check(
             [batch],
             guards,
             forward=forward,
+            mask=mask,
             samples=dict.fromkeys(names),
             precise=dict.fromkeys(names, True),
             in_step=team.in_step if protection.is_sharded else None,

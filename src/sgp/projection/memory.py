@@ -433,6 +433,7 @@ class GradientMemory:
         batch: Any,
         *,
         forward: Callable[[Any], Any] | None = None,
+        mask: Callable[[Any], Tensor | None] | None = None,
         reference: Mapping[str, Tensor] | None = None,
     ) -> Check:
         """How training since the last update has changed what the model does with a batch.
@@ -440,6 +441,7 @@ class GradientMemory:
         Args:
             batch: any batch that :meth:`update` would take.
             forward: as in :meth:`update`.
+            mask: as in :meth:`update`. The outputs of the model are compared at all positions.
             reference: a ``state_dict`` of the model to compare with, instead of the weights as of the last
                 update.
 
@@ -454,7 +456,7 @@ class GradientMemory:
                 "into a model that has trained on): pass reference=, a state_dict of the model"
             )
         self._protection.look_for_shards()
-        return check(self._protection, batch, reference, forward)
+        return check(self._protection, batch, reference, forward, mask)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the memory knows, as tensors and plain values."""
