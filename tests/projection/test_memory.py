@@ -717,7 +717,10 @@ def test_a_layer_of_another_shape_under_the_same_name_is_refused() -> None:
     model = memory.model
     model.first, model.second = nn.Linear(8, 30), nn.Linear(30, 40)
     before = everything_of(memory)
-    with pytest.raises(ValueError, match=r"layer 'second' has changed: its inputs have 1 x 31 .*, its bases 1 x 41"):
+    message = r"layer 'second' has changed .*: its inputs have 1 x 31 .*, its bases 1 x 41.* a new GradientMemory"
+    with pytest.raises(ValueError, match=message):
+        memory.attach(SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=message):
         memory.update(batches(1), allow_unattached=True)
     assert_same(everything_of(memory), before)
 

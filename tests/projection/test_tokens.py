@@ -193,6 +193,93 @@ def test_a_memory_with_tokens_is_the_same_after_save_and_load(tmp_path: Any) -> 
         other.load(tmp_path / "memory.safetensors")
 
 
+class Speaker(nn.Module):
+    """An output layer that has the weight of the embedding, and a bias over the vocabulary that is frozen for that."""
+
+    def __init__(self, words: int = 12) -> None:
+        super().__init__()
+        self.words, self.hidden, self.out = nn.Embedding(words, 16), nn.Linear(16, 16), nn.Linear(16, words)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.out(self.hidden(self.words(tokens)).relu())
+        return result
+
+    def resize(self, words: int) -> None:
+        """As transformers does: new modules with the rows that fit, and the rest new."""
+        new = Speaker(words)
+        both = min(words, self.words.num_embeddings)
+        with torch.no_grad():
+            new.words.weight[:both] = self.words.weight[:both]
+            new.out.bias[:both] = self.out.bias[:both]
+        self.words, self.out = new.words, new.out
+
+
+def speak(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, steps: int = 10) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_vocabulary_may_grow_between_tasks(every: int, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = Speaker()
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    memory.update([OLD])
+    memory.save(tmp_path / "memory.safetensors")
+    before = model.words.weight.detach().clone()
+    first = torch.optim.AdamW(model.parameters(), lr=0.05)
+    memory.attach(first, every=every)
+    speak(model, first, NEW, 3)  # with every=4 these are still to be projected when the vocabulary grows
+    model.resize(14)
+    later = torch.tensor([[12, 13, 4], [13, 5, 12]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    memory.attach(optimizer, every=every)
+    news = model.words.weight.detach()[12:].clone()
+    speak(model, optimizer, later, 8)
+    assert float((model.words.weight.detach()[OLD.unique()] - before[OLD.unique()]).abs().max()) < 1e-6
+    assert float((model.words.weight.detach()[12:] - news).norm()) > 0.01
+    check = memory.check(OLD)
+    assert check.leak < 1e-5
+    assert {layer.layer for layer in check.layers} == {"words", "hidden", "out"}
+    memory.update([later])
+    space = memory.subspaces["words"]
+    assert isinstance(space, TokenSubspace)
+    assert space.dimension == 14
+    assert set(space.tokens.tolist()) == {0, 1, 2, 3, 4, 5, 12, 13}
+    again = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
+    again.load(tmp_path / "memory.safetensors")
+    assert again.subspaces["words"].dimension == 14
+
+
+def test_a_vocabulary_that_grows_is_no_training_that_nobody_projected() -> None:
+    torch.manual_seed(0)
+    model = Speaker()
+    memory = sgp.GradientMemory(model, threshold=1.0)
+    memory.update([OLD])
+    model.resize(14)
+    memory.update([OLD])
+    assert memory.tasks == 2
+    model.resize(15)
+    with torch.no_grad():
+        model.words.weight[3] += 1
+    with pytest.raises(RuntimeError, match="layer 'words' was trained by an optimizer that is not attached"):
+        memory.update([OLD])
+
+
+def test_a_vocabulary_that_shrinks_is_refused_before_anything_is_trained() -> None:
+    model = Speaker()
+    memory = sgp.GradientMemory(model, threshold=1.0)
+    memory.update([OLD])
+    model.resize(8)
+    with pytest.raises(ValueError, match=r"layer 'words' has changed .* 1 x 8 .* 1 x 12.* make the layer as it was"):
+        memory.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match=r"reference: 'words.weight' has shape \(12, 16\), the model's has \(8, 16\)"):
+        memory.check(OLD)
+
+
 def test_no_matrix_of_tokens_by_tokens_is_ever_made() -> None:
     size = 200_000  # a matrix of which would be 320 GB
     model = nn.Sequential(nn.Embedding(size, 2))

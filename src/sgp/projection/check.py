@@ -93,6 +93,7 @@ def check(
     )
     run = forward or forward_of(model)
     present = tensors_of(model)
+    reference = {name: _lengthened(value, present.get(name, value)) for name, value in reference.items()}
     then_laid_out = {name: laid_out_as(value, present.get(name, value)) for name, value in reference.items()}
     with no_trace(model, ()), protection.unflushed():
         now = _outputs(run(batch))
@@ -149,6 +150,21 @@ def _refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guard
                 "reference: these are the model's own tensors, which training changes; keep a copy, "
                 "copy.deepcopy(model.state_dict())"
             )
+        then, now = reference[name].shape, protection.parameter(name).shape
+        if then != now and not has_grown(reference[name], protection.parameter(name)):
+            raise ValueError(f"reference: {name!r} has shape {tuple(then)}, the model's has {tuple(now)}")
+
+
+def has_grown(then: Tensor, now: Tensor) -> bool:
+    """Whether a parameter has more rows than it had, as where a vocabulary has grown."""
+    return then.dim() > 0 and then.shape[1:] == now.shape[1:] and len(then) < len(now)
+
+
+def _lengthened(then: Tensor, now: Tensor) -> Tensor:
+    """A reference of a parameter that has grown since, with the new rows as they are now: none of them has drifted."""
+    if not isinstance(then, Tensor) or not has_grown(then, now):
+        return then
+    return torch.cat([whole(then).to(now), whole(now)[len(then) :]])
 
 
 def _joint(guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:

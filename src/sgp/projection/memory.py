@@ -20,14 +20,14 @@ from torch.optim import Optimizer
 
 from sgp.projection import storage
 from sgp.projection.capacity import Capacity, capacity_of, print_table
-from sgp.projection.check import Check, check, tensors_of
+from sgp.projection.check import Check, check, has_grown, tensors_of
 from sgp.projection.distributed import Team
 from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
 from sgp.projection.representation import collect, warn_unless_shuffled
-from sgp.projection.sharded import as_dtensor, is_laid_out_as, local
+from sgp.projection.sharded import as_dtensor, is_laid_out_as, local, whole
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
 from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
 from sgp.projection.tokens import TokenCounts, TokenSubspace, bases_of
@@ -188,6 +188,7 @@ class GradientMemory:
                 "the optimizer holds none of the model's parameters: it was built for another model, or "
                 "before this one's parameters were replaced (fully_shard replaces them: build the optimizer after it)"
             )
+        self._protection.subspaces = _following(self._protection, self._protection.layout, self._protection.subspaces)
         warn_if_inexact(optimizer, road)
         half = sum(4 * local(p).numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
         if half:
@@ -296,6 +297,7 @@ class GradientMemory:
         guards = layout.guards
         known = {renamed.get(name, name): subspace for name, subspace in protection.subspaces.items()}
         _warn_of_gone([name for name in known if name not in guards])
+        known = _following(protection, layout, known)
         thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
         limits = self._limits(samples, guards)
         passes = list(_passes(self.model, guards.values(), budget))
@@ -496,7 +498,9 @@ class GradientMemory:
                 if guard is None:
                     known = ", ".join(layout.guards)
                     raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
-                _check_fit(name, subspace, _dimensions(self.model, guard), guard)
+                expected = _dimensions(self.model, guard)
+                subspace = subspace.resized(expected[1])
+                _check_fit(name, subspace, expected, guard)
                 subspaces[name] = subspace
         missing = [name for name in layout.guards if name not in subspaces]
         if missing and subspaces:
@@ -584,12 +588,19 @@ class GradientMemory:
         """An update after training that nobody projected would promise what is lost already."""
         protection = self._protection
         for name in protection.fingerprints:
-            if name not in protection.trained and protection.has_changed(name):
+            if name not in protection.trained and protection.has_changed(name) and not self._has_only_grown(name):
                 raise RuntimeError(
                     f"layer {name.rpartition('.')[0] or '(model)'!r} was trained by an optimizer that is not attached, "
                     f"so older tasks were not protected ({name} has changed): call memory.attach(optimizer) before "
                     "training, or update(..., allow_unattached=True)"
                 )
+
+    def _has_only_grown(self, name: str) -> bool:
+        """Whether a parameter has more rows than at the last update, and those that it had are as they were."""
+        then, now = (self._anchor or {}).get(name), self._protection.find(name)
+        if then is None or now is None or not has_grown(then, now):
+            return False
+        return torch.equal(whole(then).to(now.device), whole(now)[: len(then)])
 
     def _mark(self, anchor: dict[str, Tensor] | None) -> None:
         """Note the weights as they are at an update."""
@@ -670,6 +681,31 @@ def _is_inside(name: str, module: str) -> bool:
 def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
     """Groups, and input dimension with the constant of a protected bias."""
     return guard.block.groups, guard.block.inputs(model.get_parameter(guard.weight)) + (guard.bias is not None)
+
+
+def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, Bases]) -> dict[str, Bases]:
+    """Subspaces for the layers as they are now: those of tokens grow with the vocabulary.
+
+    Raises:
+        ValueError: a layer has other inputs than its bases are of.
+    """
+    resized: dict[tuple[int, int], Bases] = {}  # what was shared stays so
+    following = {}
+    for name, subspace in subspaces.items():
+        guard = layout.guards.get(name)
+        weight = None if guard is None else protection.find(guard.weight)
+        if guard is not None and weight is not None:
+            dimension = guard.block.inputs(weight) + (guard.bias is not None)
+            subspace = resized.setdefault((id(subspace), dimension), subspace.resized(dimension))
+            groups = guard.block.groups
+            if (subspace.groups, subspace.dimension) != (groups, dimension):
+                raise ValueError(
+                    f"layer {name!r} has changed since the last update: its inputs have {groups} x {dimension} "
+                    f"dimensions, its bases {subspace.groups} x {subspace.dimension}. Only a vocabulary may grow: make "
+                    "the layer as it was, or go on with a new GradientMemory, which protects nothing of older tasks"
+                )
+        following[name] = subspace
+    return following
 
 
 def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[list[Guard]]:

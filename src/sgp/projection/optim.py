@@ -356,6 +356,12 @@ class Handle:
     def _change(self, name: str) -> Tensor:
         """What the optimizer did to a parameter; the buffer of what was kept is reused."""
         parameter, kept = self._protection.local(name), self._kept[name]
+        is_whole = rows_of(self._protection.parameter(name)) is None
+        if is_whole and len(kept) < len(parameter):  # a vocabulary has grown since; no step has changed its new rows
+            grown = parameter[len(kept) :]
+            if name in self._masters:
+                self._masters[name] = torch.cat([self._masters[name], grown.float()])
+            kept = self._kept[name] = torch.cat([kept, grown])
         if name in self._masters:
             change = parameter.float() - kept.float()
             self._masters[name] += change

@@ -199,6 +199,10 @@ class Bases(Blocking):
     def weighed(self, importance: Tensor) -> Bases:
         """The same bases with other importances."""
 
+    def resized(self, dimension: int) -> Bases:
+        """The same for inputs of another dimension, where bases can follow; itself where they cannot."""
+        return self
+
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """All of it as tensors."""

@@ -99,6 +99,10 @@ class TokenSubspace(Bases):
     def weighed(self, importance: Tensor) -> TokenSubspace:
         return replace(self, importance=importance)
 
+    def resized(self, dimension: int) -> TokenSubspace:
+        """A vocabulary that has grown: tokens are bases as before, and new ones are free."""
+        return self if dimension <= self.dimension else replace(self, size=torch.tensor(dimension))
+
     def among(self, start: int, stop: int) -> TokenSubspace:
         """Only the tokens from ``start`` to before ``stop``, counted from there."""
         here = (self.tokens >= start) & (self.tokens < stop)
