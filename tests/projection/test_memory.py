@@ -1142,6 +1142,52 @@ def test_query_key_and_value_share_a_subspace_under_any_budget() -> None:
         assert held["self_attn:query"] is not held["linear1"]
 
 
+class Attention(nn.Module):
+    """Query, key and value that are layers of their own."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(x) * (self.query(x) * self.key(x)).tanh()
+
+
+GRAM = 8 * 9**2  # bytes of one layer's statistic
+
+
+@pytest.mark.parametrize(("budget", "passes"), [(3 * GRAM, 3), (4 * GRAM, 2), (6 * GRAM, 2), (7 * GRAM, 1)])
+def test_a_budget_that_holds_a_parent_module_does_not_cut_what_its_layers_share(budget: int, passes: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), Attention(), Attention())
+    memory = GradientMemory(model, threshold=0.9)
+    assert memory.plan(20, budget=budget).passes == passes
+    memory.update([torch.randn(20, 8)], budget=budget)
+    held = memory.subspaces
+    for i in (1, 2):
+        assert held[f"{i}.query"] is held[f"{i}.key"] is held[f"{i}.value"]
+    assert held["1.query"] is not held["2.query"]
+
+
+def test_layers_that_share_bases_count_once_in_a_budget_and_are_never_cut_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Attention(), nn.Sequential(nn.Linear(8, 8)), Attention())
+    memory = GradientMemory(model, threshold=0.3, alpha=0)
+    memory.update([torch.randn(20, 8)])
+    for budget, passes in ((1, 3), (2 * GRAM, 2), (3 * GRAM, 1)):
+        assert memory.plan(20, budget=budget).passes == passes
+        memory.update([torch.randn(20, 8)], budget=budget)
+        held = memory.subspaces
+        for i in (0, 2):
+            assert held[f"{i}.query"] is held[f"{i}.key"] is held[f"{i}.value"]
+
+
+def test_a_parent_module_that_does_not_fit_is_cut_between_its_layers() -> None:
+    memory = GradientMemory(nn.Sequential(Attention(), Attention()), threshold=0.9)
+    assert memory.plan(20, budget=2 * GRAM).passes == 4
+    assert memory.plan(20, budget=1).passes == 6
+
+
 def test_importances_may_be_given_and_steps_follow_them() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4, bias=False))

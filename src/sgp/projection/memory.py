@@ -235,7 +235,7 @@ class GradientMemory:
                 Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one. An input whose
                 first two dimensions are others is taken whole.
             budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
-                more passes.
+                more passes; those that share bases count once and stay together.
             allow_unattached: go on though weights were changed by an optimizer that is not attached.
             distributed: False leaves other processes out.
         """
@@ -300,7 +300,7 @@ class GradientMemory:
         known = _following(protection, layout, known)
         thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
         limits = self._limits(samples, guards)
-        passes = list(_passes(self.model, guards.values(), budget))
+        passes = list(_passes(self.model, guards.values(), known, budget))
         if len(passes) > 1 and isinstance(batches, Iterator):
             raise ValueError(
                 f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
@@ -333,7 +333,7 @@ class GradientMemory:
         for name in guards:
             if name not in limits:
                 raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
-        passes = list(_passes(self.model, guards.values(), budget))
+        passes = list(_passes(self.model, guards.values(), self._protection.subspaces, budget))
         dimensions = {name: _dimensions(self.model, guard) for name, guard in guards.items()}
         return plan(self.model, passes, dimensions, limits, batch=batch, forward=forward, mask=mask)
 
@@ -708,22 +708,52 @@ def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, B
     return following
 
 
-def _passes(model: nn.Module, guards: Iterable[Guard], budget: int) -> Iterator[list[Guard]]:
-    """Guards in lots whose Gram matrices fit in a budget together; a module that does not fit alone goes alone.
+def _passes(
+    model: nn.Module, guards: Iterable[Guard], known: Mapping[str, Bases], budget: int
+) -> Iterator[list[Guard]]:
+    """Guards in lots whose Gram matrices fit in a budget together; what is not to be cut and does not fit goes alone.
 
-    The guards of one module stay together, since they may share a statistic.
+    Only guards of one lot can share a statistic, and those that are cut apart once have bases of their own for good.
+    Guards whose bases are shared stay together. What guards without bases will share is not known, but most of it is
+    inside one module or one parent (query, key and value), so a lot ends between two parents wherever a parent fits.
     """
     lot: list[Guard] = []
     used = 0
-    for _, group in itertools.groupby(guards, key=lambda guard: guard.sources[0].module):
-        members = list(group)
-        size = sum(_bytes_of_statistic(model, guard) for guard in members)
-        if lot and used + size > budget:
+    for _, group in itertools.groupby(_units(guards, known), key=lambda unit: _parent(unit, known)):
+        units = list(group)
+        sizes = [_bytes_of_unit(model, unit, known) for unit in units]
+        if lot and used + sum(sizes) > budget:
             yield lot
             lot, used = [], 0
-        lot += members
-        used += size
+        for unit, size in zip(units, sizes, strict=True):
+            if lot and used + size > budget:
+                yield lot
+                lot, used = [], 0
+            lot += unit
+            used += size
     yield lot
+
+
+def _units(guards: Iterable[Guard], known: Mapping[str, Bases]) -> list[list[Guard]]:
+    """Guards that are not to be cut apart: those of one subspace, or of one module where there is none yet."""
+    units: dict[object, list[Guard]] = {}
+    for guard in guards:
+        key = id(known[guard.name]) if guard.name in known else guard.sources[0].module
+        units.setdefault(key, []).append(guard)
+    return list(units.values())
+
+
+def _parent(unit: Sequence[Guard], known: Mapping[str, Bases]) -> object:
+    """Where a unit lies, if it may come to share with its neighbours there; one that has bases will not."""
+    if unit[0].name in known:
+        return id(unit)
+    return unit[0].sources[0].module.rpartition(".")[0]
+
+
+def _bytes_of_unit(model: nn.Module, unit: Sequence[Guard], known: Mapping[str, Bases]) -> int:
+    """At most; guards that have one subspace had one statistic and will again."""
+    statistics = {id(known.get(guard.name, guard)): guard for guard in unit}
+    return sum(_bytes_of_statistic(model, guard) for guard in statistics.values())
 
 
 def _bytes_of_statistic(model: nn.Module, guard: Guard) -> int:
