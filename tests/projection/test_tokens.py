@@ -222,6 +222,25 @@ def speak(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, st
         optimizer.step()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.filterwarnings("ignore:the model has 16-bit weights")
+def test_vectors_of_blocked_tokens_stay_to_the_bit(every: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Speaker().to(dtype)
+    memory = sgp.GradientMemory(model, threshold=1.0, alpha=1.0)
+    memory.update([OLD])
+    space = memory.subspaces["words"]
+    assert isinstance(space, TokenSubspace)
+    assert space.fixed.tolist() == [2, 3]  # the most frequent ones
+    before = model.words.weight.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    memory.attach(optimizer, every=every)
+    speak(model, optimizer, NEW, 40)
+    same = (model.words.weight.detach() == before).all(dim=1)
+    assert same.nonzero().flatten().tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_vocabulary_may_grow_between_tasks(every: int, tmp_path: Any) -> None:
     torch.manual_seed(0)

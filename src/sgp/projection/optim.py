@@ -28,6 +28,7 @@ from sgp.projection.layers import Block
 from sgp.projection.layout import NOT_TRAINED, Guard
 from sgp.projection.sharded import local, rows_of
 from sgp.projection.subspace import Blocking
+from sgp.projection.tokens import TokenSubspace
 
 if TYPE_CHECKING:
     from sgp.projection.protection import Protection
@@ -124,6 +125,8 @@ class Handle:
             return
         protection = self._protection
         protection.reshard()
+        for guard in pending:
+            self._put_back_tokens(guard)
         changes = {name: self._change(name) for name in _names(pending)}
         for guard in pending:
             self._project_applied(guard, changes)
@@ -352,6 +355,14 @@ class Handle:
             # Whoever wrote to the weight since the last step is right.
             if master is None or not torch.equal(master.to(parameter.dtype), parameter):
                 self._masters[name] = parameter.float()
+
+    def _put_back_tokens(self, guard: Guard) -> None:
+        """Vectors of fully blocked tokens, to the bit: to subtract their change would leave its rounding."""
+        if guard.layer_type.is_lookup:
+            _, subspace = self._protection.part(guard)
+            assert isinstance(subspace, TokenSubspace)
+            rows, kept = subspace.fixed, self._kept[guard.weight]
+            self._protection.local(guard.weight).index_copy_(0, rows, kept.index_select(0, rows))
 
     def _change(self, name: str) -> Tensor:
         """What the optimizer did to a parameter; the buffer of what was kept is reused."""

@@ -88,6 +88,11 @@ class TokenSubspace(Bases):
     def rank(self) -> Tensor:  # type: ignore[override]
         return torch.tensor([len(self.tokens)])
 
+    @property
+    def fixed(self) -> Tensor:
+        """Tokens of importance 1, whose vectors do not move at all. [n]"""
+        return self.tokens[self.importance[0] == 1]
+
     def to(self, device: torch.device, dtype: torch.dtype) -> TokenSubspace:
         if self.importance.device == device and self.importance.dtype == dtype:
             return self
