@@ -393,3 +393,23 @@ def test_the_memory_is_detached_though_the_update_fails(tmp_path: Path) -> None:
         failing.train()
     assert callback.handle is None
     assert not list(memory._protection.handles())
+
+
+def test_training_goes_on_after_an_evaluation_that_failed(tmp_path: Path) -> None:
+    model = bert()
+    memory = memory_of(model)
+    trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+    before = outputs(model, 0)
+    callback = GradientMemoryCallback(memory, every=4)
+    second = trainer(model, callback, 1, tmp_path, eval_strategy="steps", eval_steps=2)
+
+    def failing(*_: Any) -> dict[str, float]:
+        raise RuntimeError("no such metric")
+
+    second.compute_metrics = failing
+    with pytest.raises(RuntimeError, match="no such metric"):
+        second.train()
+    second.compute_metrics = None
+    second.train()
+    assert memory.tasks == 2
+    assert drift(outputs(model, 0), before) < 1e-4

@@ -71,6 +71,7 @@ class GradientMemoryCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, and go on from a checkpoint if the trainer does."""
+        self._evaluation.close()  # of a training that a validation broke off
         self.handles = attach_all(self.memory, trainer.optimizers, road=self.road, every=self.every)
         self._is_updated = self._is_tried = False
         self._restore()
@@ -93,10 +94,12 @@ class GradientMemoryCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the task that was learned, and leave the optimizers as they were."""
-        self._update(trainer, pl_module)
-        for handle in self.handles:
-            handle.detach()
-        self.handles = []
+        try:
+            self._update(trainer, pl_module)
+        finally:
+            for handle in self.handles:
+                handle.detach()
+            self.handles = []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A checkpoint of the end of training, from which nothing is trained any more, may lack the update."""

@@ -74,6 +74,7 @@ class GradientMemoryCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Try what the update will need, attach, and go on from a checkpoint if the trainer does."""
+        self._evaluation.close()  # of a training that an evaluation broke off
         if self.update:
             self._try(args, kwargs["model"], kwargs["train_dataloader"])
         self.handle = self.memory.attach(kwargs["optimizer"], road=self.road, every=self.every)
