@@ -108,3 +108,8 @@ def test_a_package_that_cannot_be_loaded_hides_nothing_else(monkeypatch: pytest.
     assert toys["ball"] == 1
     with pytest.raises(ValueError, match=r"'broken' \(no_such_package:thing\) cannot be loaded"):
         toys["broken"]
+
+
+def test_a_name_in_capitals_is_near_to_its_own(fruit: Registry[object]) -> None:
+    with pytest.raises(UnknownName, match="did you mean apple"):
+        fruit["APPLE"]

@@ -63,7 +63,8 @@ class Registry(Generic[T]):
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """What to say about a name that is not there: the nearest ones, or all of them."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    alike = {each.lower(): each for each in names}
+    near = [alike[each] for each in get_close_matches(str(name).lower(), alike, n=3, cutoff=0.5)]
     if near:
         return f"there is no {kind} {name!r}: did you mean {' or '.join(near)}?"
     return f"there is no {kind} {name!r}; there are {', '.join(names)}"

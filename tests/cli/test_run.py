@@ -21,7 +21,7 @@ from sgp.cli import main
 from sgp.cli.run import Place, parse
 from sgp.methods import METHODS, Supervised
 from sgp.paper import PRESETS, RECIPES, has_recipe
-from sgp.runs.config import as_command, as_yaml, configure
+from sgp.runs.config import Config, as_command, as_yaml, configure
 from sgp.runs.folder import RunFolder
 
 SMALL = ["--kind", "split", "--tasks", "2", "--epochs", "1", "--threads", "1"]
@@ -469,3 +469,20 @@ def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pyte
         output = " ".join(capsys.readouterr().out.split())
         assert "learned already" in output
         assert ("torch 1.0" in output) == ("1.0" in content)
+
+
+def test_a_run_that_is_not_there_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["runs/nothing"], ["nothing", "--resume"]):
+        assert main(["run", *command]) == 2
+        assert "there is no folder" in capsys.readouterr().err
+
+
+def test_what_a_run_wrote_is_repeated_whatever_is_usual_now(tmp_path: Path) -> None:
+    config = configure("split-cifar100", "sgp", recipe="fast")
+    older = [line for line in as_yaml(config).splitlines() if not line.startswith(("old_share", "head_lr"))]
+    (tmp_path / "config.yaml").write_text("\n".join(older) + "\n")
+    (tmp_path / "versions.json").write_text("[]")
+    for target in (tmp_path, tmp_path / "config.yaml"):
+        again = parse([str(target)])[1]
+        assert isinstance(again, Config)
+        assert (again.training.old_share, again.training.head_lr) == (0.0, None)

@@ -20,8 +20,8 @@ from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
 from sgp.cli.show import print_run
 from sgp.rl import stream_of
-from sgp.runs.config import CHOICES, AnyConfig, Config, configure, read_yaml
-from sgp.runs.folder import CONFIG, RunError, RunFolder
+from sgp.runs.config import CHOICES, AnyConfig, Config, configure, read_yaml, recorded
+from sgp.runs.folder import CONFIG, VERSIONS, RunError, RunFolder
 from sgp.runs.games import GameConfig, GameError
 from sgp.training import Learner, Watcher
 from sgp.training.display import Display
@@ -187,13 +187,17 @@ def parse(arguments: Sequence[str]) -> tuple[Place, AnyConfig, list[str]]:
         if path.is_dir():
             path = path.resolve() if path.name in ("", "..") else path
             place = Place(out=path.parent, name=path.name)
-        given = read_yaml(file)
+        # What a run has written says how it was, whatever is usual now.
+        is_of_run = file.name == CONFIG and (file.parent / VERSIONS).is_file()
+        given = recorded(file).flat() if is_of_run else read_yaml(file)
         values = given | values
         for name in ("benchmark", "method"):
             if name not in values:
                 raise ValueError(f"{file} does not say which {name}")
         _refuse_idle_choice(file, given, values)
     else:
+        if target not in BENCHMARKS and (len(path.parts) > 1 or "--resume" in rest):
+            raise ValueError(f"there is no folder {target!r} of a run, and no benchmark of that name")
         if "benchmark" in values:
             raise ValueError(f"--benchmark goes with a config file; here the benchmark is {target!r}")
         values = {"benchmark": target, "method": "sgp"} | values
