@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -457,3 +458,21 @@ def test_a_folder_without_a_config_keeps_checkpoints_too(tmp_path: Path) -> None
     assert folder.load() is None
     folder.save({"task": 1}, {})
     assert RunFolder(tmp_path).load() == ({"task": 1}, {})
+
+
+def test_the_commit_is_noted_where_the_package_runs_from_its_own_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    monkeypatch.setattr("sgp.__file__", str(tmp_path / "src" / "sgp" / "__init__.py"))
+    assert "commit" not in versions()
+    git("init")
+    assert "commit" not in versions()  # there is none yet
+    git("commit", "--allow-empty", "--message", "first")
+    assert re.fullmatch("[0-9a-f]{12}", versions()["commit"])
+    # A repository around an installed package is another's.
+    monkeypatch.setattr("sgp.__file__", str(tmp_path / "lib" / "python" / "site-packages" / "sgp" / "__init__.py"))
+    assert "commit" not in versions()

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -320,4 +321,15 @@ def versions(*packages: str) -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     found["cpu capability"] = torch.backends.cpu.get_cpu_capability()
-    return found
+    return found | _commit()
+
+
+def _commit() -> dict[str, str]:
+    """Of this package, where it runs from its repository: between two releases the version says too little."""
+    root = Path(sgp.__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # installed; a repository further up would be another's
+        return {}
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return {"commit": subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()}
+    return {}
