@@ -47,6 +47,38 @@ def bert() -> nn.Module:
     )
 
 
+def albert() -> nn.Module:
+    """One layer, called twice."""
+    return transformers.AlbertModel(
+        transformers.AlbertConfig(
+            vocab_size=60,
+            embedding_size=24,
+            hidden_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            max_position_embeddings=16,
+            initializer_range=0.1,
+        ),
+        add_pooling_layer=False,
+    )
+
+
+def llama() -> nn.Module:
+    return transformers.LlamaModel(
+        transformers.LlamaConfig(
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=48,
+            max_position_embeddings=16,
+            initializer_range=0.1,
+        )
+    )
+
+
 def vit() -> nn.Module:
     return transformers.ViTModel(
         transformers.ViTConfig(
@@ -102,6 +134,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
 
 MODELS = [
     pytest.param(bert, text, 1.0, 1e-4, id="bert"),
+    pytest.param(albert, text, 1.0, 1e-4, id="albert"),
+    pytest.param(llama, text, 1.0, 1e-4, id="llama"),
     pytest.param(vit, pictures, 1.0, 1e-4, id="vit"),
     pytest.param(resnet, pictures, 0.99, 0.1, id="resnet"),
     pytest.param(convnext, pictures, 0.999, 0.1, id="convnext"),
@@ -310,6 +344,15 @@ def test_query_key_and_value_share_one_set_of_bases_and_the_summary_says_so() ->
     again = sgp.GradientMemory(memory.model, threshold=0.9)
     again.load_state_dict(memory.state_dict())
     assert len({id(again.subspaces[name]) for name in names}) == 1
+
+
+def test_gate_and_up_share_one_set_of_bases() -> None:
+    torch.manual_seed(0)
+    memory = sgp.GradientMemory(llama(), threshold=0.9)
+    memory.update([text(0), text(1)])
+    for names in (("mlp.gate_proj", "mlp.up_proj"), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
+        assert len({id(memory.subspaces[f"layers.0.{name}"]) for name in names}) == 1
+    assert memory.subspaces["layers.0.mlp.down_proj"] is not memory.subspaces["layers.0.mlp.gate_proj"]
 
 
 def padded(batch: Batch, length: int = 11) -> Batch:
