@@ -476,3 +476,23 @@ def test_the_commit_is_noted_where_the_package_runs_from_its_own_repository(
     # A repository around an installed package is another's.
     monkeypatch.setattr("sgp.__file__", str(tmp_path / "lib" / "python" / "site-packages" / "sgp" / "__init__.py"))
     assert "commit" not in versions()
+
+
+def refused(path: Path, *, epochs: int = 0) -> None:
+    with RunFolder.begin(path, configure("digits", "sgp"), resume=False) as folder:
+        for _ in range(epochs):
+            folder.log("epoch")
+        raise RunError("it cannot")
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_run_that_was_refused_before_it_learned_anything_leaves_no_folder(tmp_path: Path, epochs: int) -> None:
+    with pytest.raises(RunError, match="it cannot"):
+        refused(tmp_path / "run", epochs=epochs)
+    assert (tmp_path / "run").exists() == bool(epochs)
+
+
+def test_a_folder_of_the_users_own_stays_though_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="it cannot"):
+        refused(tmp_path)
+    assert tmp_path.exists()

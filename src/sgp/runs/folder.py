@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -75,6 +76,7 @@ class RunFolder:
             RunError: there is a run already, or one of another config, or another process is at it.
         """
         cls.refuse_existing(path, resume=resume)
+        is_new = not os.path.exists(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -92,7 +94,13 @@ class RunFolder:
             folder._note_versions(packages_of(config))
             for leftover in path.glob(LEFTOVER):
                 leftover.unlink()
-            yield folder
+            try:
+                yield folder
+            except RunError:
+                # Refused before anything was learned: the corrected command is to find its name free.
+                if is_new and not (path / METRICS).exists() and not (path / CHECKPOINT).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+                raise
 
     @staticmethod
     def refuse_existing(path: Path, *, resume: bool) -> None:
