@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """The mean of parameters and floating buffers, from the weights as they are now on.
+    """The mean of parameters and floating buffers after each step; the weights as they are now are no part of it.
 
     Args:
         network: whose weights.
@@ -29,13 +29,17 @@ class WeightAverage:
         self.old_share = old_share
         self._live = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
         self._mean = {name: tensor.clone() for name, tensor in self._live.items()}
+        self._steps = torch.zeros((), dtype=torch.int64)
         with_past = [name for name in self._live if old_share and not any(fnmatchcase(name, each) for each in new)]
         self._old = {name: self._live[name].clone() for name in with_past}
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
-        torch._foreach_lerp_(list(self._mean.values()), list(self._live.values()), 1 - self.decay)
+        self._steps += 1
+        # All steps so far weigh 1 - decay^steps together: divided by that, the mean is of them alone, however few.
+        share = (1 - self.decay) / (1 - self.decay ** int(self._steps))
+        torch._foreach_lerp_(list(self._mean.values()), list(self._live.values()), share)
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -58,11 +62,12 @@ class WeightAverage:
                     tensor.copy_(own[name])
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """The mean, which every step changes, and the old weights, which none does."""
-        return {"average": dict(self._mean)} | ({"old": dict(self._old)} if self._old else {})
+        """The mean, of how many steps it is, and the old weights, which no step changes."""
+        state = {"average": dict(self._mean), "averaged": {"steps": self._steps}}
+        return state | ({"old": dict(self._old)} if self._old else {})
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Go on from a `state_dict`; it may hold more."""
-        for own, name in ((self._mean, "average"), (self._old, "old")):
+        for own, name in ((self._mean, "average"), ({"steps": self._steps}, "averaged"), (self._old, "old")):
             for key, tensor in own.items():
                 tensor.copy_(state[name][key])
