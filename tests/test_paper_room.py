@@ -311,7 +311,8 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
     [
         (
             "split-cifar100",
-            {"average": 0.99, "batch": 32, "epochs": 20, "head_lr": 0.003, "old_share": 0.2, "validation": 0},
+            {"average": 0.9992, "batch": 32, "epochs": 20, "head_lr": 0.003, "lr_growth": 0.25}
+            | {"old_share": 0.2, "validation": 0},
         ),
         ("cifar100-superclass", {"average": 0.98, "epochs": 10}),
     ],

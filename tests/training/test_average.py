@@ -13,14 +13,15 @@ from sgp.training.average import WeightAverage
 def test_the_mean_is_the_closed_form() -> None:
     model = nn.Linear(3, 2)
     average = WeightAverage(model, 0.9)
-    passed = [model.weight.detach().clone()]
+    passed = []
     torch.manual_seed(0)
     for _ in range(20):
         with torch.no_grad():
             model.weight.add_(torch.randn(2, 3))
         passed.append(model.weight.detach().clone())
         average.update()
-    shares = [0.9**20, *(0.1 * 0.9 ** (20 - step) for step in range(1, 21))]
+    # The weights before the first step have no share.
+    shares = [0.1 * 0.9 ** (20 - step) / (1 - 0.9**20) for step in range(1, 21)]
     assert sum(shares) == pytest.approx(1)
     expected = sum(share * weight.double() for share, weight in zip(shares, passed, strict=True))
     torch.testing.assert_close(average.state_dict()["average"]["weight"].double(), expected, rtol=1e-5, atol=1e-6)
@@ -30,18 +31,20 @@ def test_the_mean_is_applied_for_a_while_and_training_goes_on_from_its_own_weigh
     model = nn.Linear(3, 2)
     average = WeightAverage(model, 0.5)
     start = model.weight.detach().clone()
-    with torch.no_grad():
-        model.weight.add_(1.0)
-    average.update()
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        average.update()
     own = model.weight.detach().clone()
+    mean = start + 5 / 3  # a third of the first step, two of the second
     with average.applied():
-        torch.testing.assert_close(model.weight.detach(), start + 0.5)
+        torch.testing.assert_close(model.weight.detach(), mean)
     assert torch.equal(model.weight, own)
     with pytest.raises(RuntimeError, match="inside"), average.applied():
         raise RuntimeError("inside")
     assert torch.equal(model.weight, own)
     average.keep()
-    torch.testing.assert_close(model.weight.detach(), start + 0.5)
+    torch.testing.assert_close(model.weight.detach(), mean)
 
 
 def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
@@ -55,18 +58,19 @@ def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
     average.update()
     average.keep()
     for name, tensor in model.state_dict().items():
-        # The mean is half of the way; heads have no past to go back to.
-        torch.testing.assert_close(tensor, old[name] + (0.5 if name.startswith("heads.") else 0.375))
+        # The mean of one step is that step; heads have no past to go back to.
+        torch.testing.assert_close(tensor, old[name] + (1.0 if name.startswith("heads.") else 0.75))
 
 
 def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
     model = nn.BatchNorm1d(2)
     average = WeightAverage(model, 0.5)
-    model(torch.full((4, 2), 10.0))
-    average.update()
+    for _ in range(2):
+        model(torch.full((4, 2), 10.0))
+        average.update()
     average.keep()
-    torch.testing.assert_close(model.running_mean, torch.full((2,), 0.5))  # half of a tenth of 10
-    assert int(model.num_batches_tracked) == 1  # type: ignore[arg-type]
+    torch.testing.assert_close(model.running_mean, torch.full((2,), 1.6))  # a third of 1.0, two of 1.9
+    assert int(model.num_batches_tracked) == 2  # type: ignore[arg-type]
 
 
 def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
@@ -87,7 +91,7 @@ def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
         model.weight.add_(1.0)
     average.update()
     again.update()
-    assert set(average.state_dict()) == {"average", "old"}
+    assert set(average.state_dict()) == {"average", "averaged", "old"}
     for part, tensors in average.state_dict().items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, again.state_dict()[part][name])

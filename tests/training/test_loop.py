@@ -257,6 +257,25 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
     assert not same_weights(learner.network, plain.network)
 
 
+def test_later_tasks_may_learn_at_a_higher_rate_and_heads_do_not(tmp_path: Path) -> None:
+    rates: list[list[float]] = []
+
+    class Noting(Finetune):
+        """Sees the rates of every step."""
+
+        def attach(self, optimizer: torch.optim.Optimizer) -> None:
+            optimizer.register_step_pre_hook(lambda *_: rates.append([group["lr"] for group in optimizer.param_groups]))
+
+    config = small("finetune", tasks=3, epochs=1, samples=60, lr=0.1, lr_growth=0.5, head_lr=0.01)
+    with RunFolder.begin(tmp_path / "run", config, resume=False) as folder:
+        learner = Learner(config, stream_of(config), folder)
+        learner.method = Noting(learner.network, config.settings)  # type: ignore[arg-type]
+        learner.run()
+    assert [entry["lr"] for entry in of_kind(events(tmp_path / "run"), "epoch")] == pytest.approx([0.1, 0.15, 0.2])
+    assert {round(body, 9) for body, _ in rates} == {0.1, 0.15, 0.2}
+    assert {round(head, 9) for _, head in rates} == {0.01}
+
+
 def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Path) -> None:
     config = small("finetune", tasks=2, epochs=2, schedule="cosine", average=0.9)
     halfway = replace(config, training=replace(config.training, old_share=0.5))
@@ -282,7 +301,6 @@ def test_a_mean_of_the_weights_is_that_of_every_step(tmp_path: Path) -> None:
         """Sees the weights after every step."""
 
         def attach(self, optimizer: torch.optim.Optimizer) -> None:
-            passed.append(self.network.hidden[0].weight.detach().clone())  # type: ignore[index,union-attr]
             optimizer.register_step_post_hook(lambda *_: passed.append(self.network.hidden[0].weight.detach().clone()))  # type: ignore[index,union-attr]
 
     plain = replace(config, training=replace(config.training, average=0.0))
@@ -290,9 +308,10 @@ def test_a_mean_of_the_weights_is_that_of_every_step(tmp_path: Path) -> None:
         other = Learner(plain, stream_of(plain), folder)
         other.method = Noting(other.network, config.settings)  # type: ignore[arg-type]
         other.run()
-    mean = passed[0].double()
-    for weight in passed[1:]:
+    mean = torch.zeros_like(passed[0], dtype=torch.float64)
+    for weight in passed:
         mean = 0.9 * mean + 0.1 * weight.double()
+    mean /= 1 - 0.9 ** len(passed)
     torch.testing.assert_close(learner.network.hidden[0].weight.double(), mean, rtol=1e-4, atol=1e-6)  # type: ignore[index,union-attr]
 
 

@@ -33,8 +33,8 @@ class Training:
     lr: float = 0.05
     """Learning rate at the start of each task."""
     lr_growth: float = 0.0
-    """What each later task adds to it, as a share of it, at least 0: where more is blocked, steps are shorter. A rate of
-    the heads' own does not grow."""
+    """What each later task adds to it, as a share of it, at least 0: where more is blocked, steps are shorter. head_lr
+    does not grow."""
     head_lr: float | None = None
     """That of the heads, where they learn at a rate of their own; the schedule divides both alike."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
