@@ -479,10 +479,11 @@ def test_a_run_that_is_not_there_is_told_as_such(capsys: pytest.CaptureFixture[s
 
 def test_what_a_run_wrote_is_repeated_whatever_is_usual_now(tmp_path: Path) -> None:
     config = configure("split-cifar100", "sgp", recipe="fast")
-    older = [line for line in as_yaml(config).splitlines() if not line.startswith(("old_share", "head_lr"))]
+    assert isinstance(config, Config)
+    older = [line for line in as_yaml(config).splitlines() if not line.startswith("average")]
     (tmp_path / "config.yaml").write_text("\n".join(older) + "\n")
     (tmp_path / "versions.json").write_text("[]")
     for target in (tmp_path, tmp_path / "config.yaml"):
         again = parse([str(target)])[1]
         assert isinstance(again, Config)
-        assert (again.training.old_share, again.training.head_lr) == (0.0, None)
+        assert (config.training.average, again.training.average) == (0.99, 0.0)

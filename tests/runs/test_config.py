@@ -148,8 +148,6 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"lr": 0.0},
         {"lr": math.inf},
         {"lr": math.nan},
-        {"lr_growth": -0.1},
-        {"lr_growth": math.nan},
         {"head_lr": 0.0},
         {"head_lr": math.nan},
         {"lr_min": 0.0},
@@ -189,16 +187,11 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 def test_a_run_keeps_the_default_of_a_setting_that_its_recipe_got_later(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     now = configure("split-cifar100", "sgp", recipe="fast", seed=4)
-    assert (now.training.old_share, now.training.head_lr) == (0.2, 0.003)
-    assert now.training.lr_growth == 0.25
-    file.write_text(
-        "".join(
-            f"{line}\n" for line in as_yaml(now).splitlines() if not line.startswith(("old_", "head_", "lr_growth"))
-        )
-    )
+    assert now.training.average == 0.99
+    file.write_text("".join(f"{line}\n" for line in as_yaml(now).splitlines() if not line.startswith("average")))
     then = recorded(file)
-    assert (then.training.old_share, then.training.head_lr) == (0.0, None)
-    assert {each.partition(":")[0] for each in differences(then, now)} == {"old_share", "head_lr", "lr_growth"}
+    assert then.training.average == 0.0
+    assert {each.partition(":")[0] for each in differences(then, now)} == {"average"}
     assert from_file(file) == now
 
 

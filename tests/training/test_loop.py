@@ -257,25 +257,6 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
     assert not same_weights(learner.network, plain.network)
 
 
-def test_later_tasks_may_learn_at_a_higher_rate_and_heads_do_not(tmp_path: Path) -> None:
-    rates: list[list[float]] = []
-
-    class Noting(Finetune):
-        """Sees the rates of every step."""
-
-        def attach(self, optimizer: torch.optim.Optimizer) -> None:
-            optimizer.register_step_pre_hook(lambda *_: rates.append([group["lr"] for group in optimizer.param_groups]))
-
-    config = small("finetune", tasks=3, epochs=1, samples=60, lr=0.1, lr_growth=0.5, head_lr=0.01)
-    with RunFolder.begin(tmp_path / "run", config, resume=False) as folder:
-        learner = Learner(config, stream_of(config), folder)
-        learner.method = Noting(learner.network, config.settings)  # type: ignore[arg-type]
-        learner.run()
-    assert [entry["lr"] for entry in of_kind(events(tmp_path / "run"), "epoch")] == pytest.approx([0.1, 0.15, 0.2])
-    assert {round(body, 9) for body, _ in rates} == {0.1, 0.15, 0.2}
-    assert {round(head, 9) for _, head in rates} == {0.01}
-
-
 def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Path) -> None:
     config = small("finetune", tasks=2, epochs=2, schedule="cosine", average=0.9)
     halfway = replace(config, training=replace(config.training, old_share=0.5))

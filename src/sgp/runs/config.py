@@ -32,9 +32,6 @@ class Training:
     """Examples per step of an evaluation; with BatchNorm on batch statistics the accuracy depends on it."""
     lr: float = 0.05
     """Learning rate at the start of each task."""
-    lr_growth: float = 0.0
-    """What each later task adds to it, as a share of it, at least 0: where more is blocked, steps are shorter. head_lr
-    does not grow."""
     head_lr: float | None = None
     """That of the heads, where they learn at a rate of their own; the schedule divides both alike."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -63,8 +60,6 @@ class Training:
             raise ValueError(f"lr must be above 0 and finite, got {self.lr}")
         if self.head_lr is not None and not 0 < self.head_lr < float("inf"):
             raise ValueError(f"head_lr must be above 0 and finite, got {self.head_lr}")
-        if not 0 <= self.lr_growth < float("inf"):
-            raise ValueError(f"lr_growth must be at least 0 and finite, got {self.lr_growth}")
         if not self.lr_min > 0:
             raise ValueError(f"lr_min must be above 0, got {self.lr_min}")
         if not self.lr_factor > 1:

@@ -22,7 +22,7 @@ from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import METHODS, Batch, Joint, Moment, Supervised
 from sgp.networks import NETWORKS
-from sgp.runs.config import Config, Training
+from sgp.runs.config import Config
 from sgp.runs.folder import RunError, RunFolder, digests
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
@@ -99,12 +99,8 @@ class Learner(Recorded):
         """The network, with what the method may train beside it."""
         return self.method.trained if isinstance(self.method, Supervised) else self.network
 
-    def _training(self, position: int) -> Training:
-        """How a task is learned: with what its place in the stream adds to the rate."""
+    def _optimizer(self) -> Optimizer:
         training = self.config.training
-        return replace(training, lr=training.lr * (1 + training.lr_growth * position))
-
-    def _optimizer(self, training: Training) -> Optimizer:
         kind = OPTIMIZERS[training.optimizer]
         if isinstance(self.method, Supervised):
             optimizer = self.method.optimizer(kind, training.lr)
@@ -129,7 +125,7 @@ class Learner(Recorded):
             progress: of a checkpoint inside the task; empty to begin it.
             parts: of the same checkpoint.
         """
-        training = self._training(position)
+        training = self.config.training
         for number, task in enumerate(tasks, start=position + 1):
             if training.schedule == "patience" and len(task.validation) == 0:
                 raise RunError(
@@ -141,7 +137,7 @@ class Learner(Recorded):
                 with self._timed("begin"), self._seeded("begin", position):
                     for task in tasks:
                         self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
-            optimizer = self._optimizer(training)
+            optimizer = self._optimizer()
         except (TypeError, ValueError) as error:  # a layer, or a way of training, that the method cannot deal with
             raise RunError(f"{self.config.method} cannot learn on {self.config.network} so: {error}") from error
         # Before the method, which is to see the gradient of the whole batch.
