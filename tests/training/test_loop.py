@@ -273,6 +273,18 @@ def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Pa
     assert score.loss == pytest.approx(found, rel=1e-5)
 
 
+def test_a_checkpoint_without_what_a_mean_needs_is_told(tmp_path: Path) -> None:
+    config = small("finetune", tasks=1, epochs=2, samples=60, schedule="cosine", average=0.9)
+    with pytest.raises(Stop):
+        run(tmp_path, config, stopping_at(2, "epoch"))
+    file = tmp_path / "checkpoint.json"
+    checkpoint = json.loads(file.read_text())
+    del checkpoint["parts"]["averaged"]
+    file.write_text(json.dumps(checkpoint))
+    with pytest.raises(RunError, match="the checkpoint has no part 'averaged'"):
+        run(tmp_path, config, resume=True)
+
+
 def test_a_mean_of_the_weights_is_that_of_every_step(tmp_path: Path) -> None:
     config = small("finetune", tasks=1, epochs=2, schedule="constant", average=0.9)
     learner = run(tmp_path, config)

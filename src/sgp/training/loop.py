@@ -150,7 +150,10 @@ class Learner(Recorded):
             schedule.load_state_dict(progress["schedule"])
             restore_optimizer(optimizer, parts.get("optimizer", {}))
             if average:
-                average.load_state_dict(parts)
+                try:
+                    average.load_state_dict(parts)
+                except KeyError as error:  # of a version that averaged otherwise
+                    raise RunError(f"the checkpoint has no part {error}: begin again under another --name") from error
             best = parts.get("best")
 
         while not schedule.done:
@@ -326,9 +329,8 @@ class Learner(Recorded):
     def _score(self, examples: Examples, task: Task, use: str) -> Score:
         order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
         token_mask = getattr(self.network, "token_mask", None)
-        if token_mask is not None and len(
-            examples
-        ):  # texts of like length together, so that little padding is computed
+        # Texts of like length together, so that little padding is computed.
+        if token_mask is not None and len(examples) > 0:
             order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
         return evaluate(
             self.network,
