@@ -367,12 +367,12 @@ def test_all_rates_fall_together() -> None:
 @pytest.mark.parametrize("name", ["fs-dgpm", "trgp"])
 def test_stored_statistics_are_kept_for_old_tasks_unless_norms_go_on_learning(name: str) -> None:
     kind = METHODS[name]
-    for norms, kept in (("freeze", True), ("free", False)):
+    for norms, kept in (("freeze", "each"), ("free", "one")):
         method: Any = kind(mlp(), kind.Settings(norms=norms), exclude=["heads.*"])
-        assert not method.keeps_statistics
+        assert method.statistics == "one"
         train(method, 0)
         consolidate(method, 0)
-        assert method.keeps_statistics == kept
+        assert method.statistics == kept
 
 
 def test_momentum_and_clipping_are_those_of_torch() -> None:

@@ -244,7 +244,7 @@ def test_it_works_on_convolutions_and_residual_networks(network: Any, update: st
         assert all(torch.equal(value, own[name]) == bool(task) for name, value in norms.items())
         assert all(bool(p.isfinite().all()) for p in own.values())
         assert all(0 <= share < 1 for share in method.free().values())
-    assert method.keeps_statistics
+    assert method.statistics == "each"
     wide = {"LeNet": 2 * 3200**2, "AlexNet": 2 * 2048**2, "ResNet18": 2 * 1440**2}[network.__name__]
     assert method.bytes() == {"projectors": sum(8 * p.numel() for p in method.projectors.values())}
     assert method.bytes()["projectors"] >= 4 * wide

@@ -64,7 +64,7 @@ def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypa
     from training.small import run, small
 
     estimated: list[list[tuple[Tensor, Any]]] = []
-    monkeypatch.setattr("sgp.training.loop.estimate_statistics", lambda _, passes: estimated.append(list(passes)))
+    monkeypatch.setattr("sgp.training.loop.estimate_statistics", lambda _, passes: estimated.append(list(passes)) or {})
     for attempt in ("one", "two"):
         torch.manual_seed(ord(attempt[0]))  # whatever the random state outside of the run
         run(tmp_path / attempt, small("er", tasks=2, epochs=2))

@@ -380,6 +380,27 @@ def dropping(path: Path, config: Any, *watchers: Any, resume: bool = False) -> L
     return learner
 
 
+@pytest.mark.parametrize("recipe", ["constant", "patience", "fast"])
+@pytest.mark.parametrize("method", ["gpm", "finetune"])
+def test_where_old_statistics_must_stay_later_tasks_have_their_own(method: str, recipe: str, tmp_path: Path) -> None:
+    learner = dropping(tmp_path / "run", small(method, tasks=3, **RECIPES[recipe]))
+    network, kept = learner.network.eval(), learner.statistics.state_dict()
+    assert {path.split("/")[0] for path in kept} == ({"1", "2"} if method == "gpm" else set())
+    task = learner.task(2)
+    batch = task.train.inputs[:9], task.train.labels[:9]
+    with learner.statistics.of(2, network):
+        own = -F.cross_entropy(network(batch[0], 2), batch[1], reduction="none")
+    assert torch.equal(learner._log_likelihood(task)(batch), own)
+    score = learner._score(task.test, task, "test")
+    if method == "gpm":
+        hidden = network.get_submodule("hidden")
+        mean = torch.stack([hidden(inputs).mean(0) for inputs, _ in learner._for_statistics(2, [task])]).mean(0)
+        torch.testing.assert_close(kept["2/norm/running_mean"], mean)
+        assert not torch.allclose(network.get_buffer("norm.running_mean"), mean, rtol=0.1, atol=0.1)
+        learner.statistics = type(learner.statistics)()
+        assert learner._score(task.test, task, "test").loss != score.loss
+
+
 class Stop(BaseException):
     """Ends a run in the middle of things, as a signal does."""
 

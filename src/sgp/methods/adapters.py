@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, S
+from sgp.methods.method import Batch, NormStatistics, S
 from sgp.methods.supervised import Supervised
 from sgp.projection.layout import matches
 
@@ -65,8 +65,8 @@ class Adapters(Supervised[S]):
         self._is_adapted = True
 
     @property
-    def keeps_statistics(self) -> bool:
-        return self._is_adapted
+    def statistics(self) -> NormStatistics:
+        return "own" if self._is_adapted else "one"
 
     def attach(self, optimizer: Optimizer) -> None:
         """Nothing acts on the optimizer."""

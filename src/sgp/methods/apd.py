@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, NormStatistics
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection.layout import matches
 
@@ -183,9 +183,9 @@ class APD(Supervised[APDSettings]):
         return self._trained
 
     @property
-    def keeps_statistics(self) -> bool:
+    def statistics(self) -> NormStatistics:
         # Who estimates them runs the network with sigma alone; those that training gathers are of the task.
-        return True
+        return "own"
 
     def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
         if self.settings.penalty == "proximal" and kind is not SGD:

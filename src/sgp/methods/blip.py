@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.fisher import fisher_of_samples, in_mode, with_drawn_labels
-from sgp.methods.method import Batch, Method, beside_parameters, check_choices
+from sgp.methods.method import Batch, Method, NormStatistics, beside_parameters, check_choices
 from sgp.projection.layout import Layout, layout_of
 from sgp.projection.running_statistics import RunningStatistics
 
@@ -125,8 +125,8 @@ class BLIP(Method[BLIPSettings]):
         self._handles = [optimizer.register_step_post_hook(after)]
 
     @property
-    def keeps_statistics(self) -> bool:
-        return self.tasks > 0
+    def statistics(self) -> NormStatistics:
+        return "each" if self.tasks else "one"
 
     @property
     def consolidation_batch(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import LBFGS, Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, NormStatistics
 from sgp.methods.supervised import Moment, Supervised
 from sgp.networks.heads import Heads
 
@@ -59,8 +59,8 @@ class Frozen(Supervised[FrozenSettings]):
         return self.network
 
     @property
-    def keeps_statistics(self) -> bool:
-        return True
+    def statistics(self) -> NormStatistics:
+        return "own"
 
     def begin(self, head: int, batches: Iterable[Batch]) -> None:
         features, labels = self._features(head, batches)

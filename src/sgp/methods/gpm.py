@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, Method, check_choices
+from sgp.methods.method import Batch, Method, NormStatistics, check_choices
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.distributed import Team
 from sgp.projection.layout import Layout, check_patterns, matches
@@ -173,8 +173,8 @@ class GPM(Method[GPMSettings]):
             self._handle.flush()
 
     @property
-    def keeps_statistics(self) -> bool:
-        return self.memory.tasks > 0 and self.memory.rest == "freeze"
+    def statistics(self) -> NormStatistics:
+        return "each" if self.memory.tasks and self.memory.rest == "freeze" else "one"
 
     @property
     def consolidation_batch(self) -> int:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 # Inputs and labels of the same length.
 Batch = tuple[Tensor, Tensor]
+NormStatistics = Literal["one", "each", "own"]
 S = TypeVar("S")
 
 
@@ -71,9 +72,11 @@ class Method(ABC, Generic[S]):
         """Bring the weights to where the method wants them, before they are evaluated or saved."""
 
     @property
-    def keeps_statistics(self) -> bool:
-        """Whether stored statistics of BatchNorm must stay as they are, for the sake of earlier tasks."""
-        return False
+    def statistics(self) -> NormStatistics:
+        """Stored statistics of BatchNorm: one set, estimated anew after each task; of each task, since the network's
+        must stay as they are for the sake of earlier ones; or the method's own business.
+        """
+        return "one"
 
     @property
     def consolidation_batch(self) -> int | None:

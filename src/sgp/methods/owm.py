@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.calls import Call, recorded
-from sgp.methods.method import Batch, check_choices
+from sgp.methods.method import Batch, NormStatistics, check_choices
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection.layers import layer_type_of
 from sgp.projection.layout import check_patterns, matches
@@ -84,8 +84,8 @@ class OWM(Supervised[OWMSettings]):
         self._decays = {name: _of_layer(settings.alpha_decay, name) for name in self.layers}
 
     @property
-    def keeps_statistics(self) -> bool:
-        return self.tasks > 0
+    def statistics(self) -> NormStatistics:
+        return "each" if self.tasks else "one"
 
     def attach(self, optimizer: Optimizer) -> None:
         """Nothing acts on the optimizer: `step` does what is to be done."""

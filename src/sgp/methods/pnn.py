@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, NormStatistics
 from sgp.methods.supervised import Moment, Supervised
 from sgp.networks.wiring import Layer, Wiring, find_wiring, units
 
@@ -149,9 +149,9 @@ class PNN(Supervised[PNNSettings]):
         return self.columns
 
     @property
-    def keeps_statistics(self) -> bool:
+    def statistics(self) -> NormStatistics:
         # The network is not what answers; columns have statistics of their own.
-        return True
+        return "own"
 
     def begin(self, head: int, batches: Iterable[Batch]) -> None:
         inputs, _ = next(iter(batches))

@@ -81,7 +81,7 @@ class Config(Flat):
     network: str = "mlp"
     """One of `sgp list networks`."""
     statistics: Literal["batch", "stored"] = "batch"
-    """What BatchNorm divides by at test: the batch's own statistics, as published, or stored averages."""
+    """What BatchNorm divides by at test: statistics of the batch, as published, or stored ones of the training data."""
     network_bias: bool = True
     """Whether the layers of an MLP have biases."""
     samples: int | None = None

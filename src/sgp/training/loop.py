@@ -31,7 +31,7 @@ from sgp.training.parallel import ALONE, Team
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
-from sgp.training.statistics import estimate_statistics
+from sgp.training.statistics import TaskStatistics, estimate_statistics, put_statistics
 
 EMPTY: Mapping[str, Any] = {}
 # A step of Adam is some ten passes over all parameters, a fused one is a single pass: a fifth of a step of MiniLM less.
@@ -75,6 +75,7 @@ class Learner(Recorded):
         if config.training.head_lr is not None:
             refuse_untrained_heads(self.network, self.trained)
         self.accuracies: list[list[float]] = []
+        self.statistics = TaskStatistics()
 
     def run(self) -> None:
         """Learn what is left to learn."""
@@ -84,6 +85,7 @@ class Learner(Recorded):
             # First the method: it may have to build what the weights are of.
             self.method.load_state_dict(parts["method"])
             self.trained.load_state_dict(parts["network"])
+            self.statistics.load_state_dict(parts.get("statistics", {}))
         position = progress["task"]
         together = len(self.stream) if isinstance(self.method, Joint) else 1
         while position < len(self.stream):
@@ -185,9 +187,9 @@ class Learner(Recorded):
 
         if average is not None:
             average.keep()
-            self._estimate_statistics(position, tasks)
         elif best is not None:
             self.trained.load_state_dict(best)
+        self._estimate_statistics(position, tasks)
 
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
@@ -243,10 +245,17 @@ class Learner(Recorded):
         return loss.item()
 
     def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
-        """Bring stored statistics of BatchNorm in line with the weights, unless the method keeps them for old tasks."""
-        if not self.method.keeps_statistics:
-            with self._seeded("statistics", position):
-                estimate_statistics(self.network, self._for_statistics(position, tasks))
+        """Bring stored statistics of BatchNorm in line with the weights, where the method leaves that to us."""
+        kind = self.method.statistics
+        # Where all tasks share a head, nobody says at test whose statistics are meant.
+        if kind == "own" or (kind == "each" and len(self.stream.heads) == 1):
+            return
+        with self._seeded("statistics", position):
+            found = estimate_statistics(self.network, self._for_statistics(position, tasks))
+        if kind == "each":
+            self.statistics.keep(tasks[0].head, found)
+        else:
+            put_statistics(self.network, found)
 
     def _for_statistics(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int | Tensor]]:
         for task in tasks:
@@ -282,12 +291,17 @@ class Learner(Recorded):
                 free=self.method.free(),
                 bases=self.method.bases(),
                 capacity=self.method.capacity(),
-                bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
+                bytes=self._bytes(),
             )
         # Before the checkpoint, after which a resumed run does not come back here.
         if self.team.is_first:
             write_tables(self.folder)
         self._save(learned)
+
+    def _bytes(self) -> dict[str, int]:
+        """Memory by what it is for."""
+        network = {"network": sum(p.nbytes for p in self.network.parameters())}
+        return network | ({"statistics": kept} if (kept := self.statistics.nbytes) else {}) | self.method.bytes()
 
     def consolidate(self, position: int, task: Task) -> None:
         """Let the method take in a task. position: of the first task that was learned with it."""
@@ -332,15 +346,16 @@ class Learner(Recorded):
         # Texts of like length together, so that little padding is computed.
         if token_mask is not None and len(examples) > 0:
             order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
-        return evaluate(
-            self.network,
-            examples,
-            task.head,
-            batch=self.config.training.test_batch,
-            order=order,
-            logits=self.method.logits if isinstance(self.method, Supervised) else None,
-            team=self.team,
-        )
+        with self.statistics.of(task.head, self.network):
+            return evaluate(
+                self.network,
+                examples,
+                task.head,
+                batch=self.config.training.test_batch,
+                order=order,
+                logits=self.method.logits if isinstance(self.method, Supervised) else None,
+                team=self.team,
+            )
 
     def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
         order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, use, position))
@@ -351,7 +366,8 @@ class Learner(Recorded):
 
         def log_likelihood(batch: Batch) -> Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(logits(inputs, task.head), labels, reduction="none")
+            with self.statistics.of(task.head, self.network):
+                return -F.cross_entropy(logits(inputs, task.head), labels, reduction="none")
 
         return log_likelihood
 
@@ -375,6 +391,8 @@ class Learner(Recorded):
             parts["best"] = best
         if average is not None:
             parts |= average.state_dict()
+        if statistics := self.statistics.state_dict():
+            parts["statistics"] = statistics
         found = digests(parts)
         self.team.refuse_differences(found)
         if self.team.is_first:

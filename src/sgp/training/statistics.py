@@ -6,36 +6,114 @@ has been at. Where a maximum is taken over what dropout has scaled up, as in Ale
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+# Of each norm layer, by its name: a buffer's name and its value.
+Statistics = Mapping[str, Mapping[str, Tensor]]
+
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int | Tensor]]) -> None:
-    """Set running means and variances to those of some batches, with dropout off; nothing if the network has none.
+def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int | Tensor]]) -> Statistics:
+    """Means and variances over some batches, with dropout off, as a plain mean over them; empty if none are stored.
 
     Args:
-        network: `network(inputs, head)`; its modes are as before afterwards.
+        network: `network(inputs, head)`; it is as before afterwards, with the statistics that it had.
         batches: inputs, and the head of their task, or of each of them.
     """
-    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    }
     if not norms:
-        return
+        return {}
     modes = {module: module.training for module in network.modules()}
-    momenta = [norm.momentum for norm in norms]
-    network.eval()
-    for norm in norms:
-        norm.train()
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over the batches
-    try:
-        for inputs, head in batches:
-            network(inputs, head)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, mode in modes.items():
-            module.training = mode
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
+
+    def look(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        others = [dimension for dimension in range(args[0].dim()) if dimension != 1]
+        variance, mean = torch.var_mean(args[0], others)
+        seen[name].append((mean, variance))
+
+    with ExitStack() as hooks:
+        for name, norm in norms.items():
+            hooks.callback(norm.register_forward_pre_hook(partial(look, name)).remove)
+        network.eval()
+        for norm in norms.values():
+            # By the batch, and without counting it: a method may hold on to what is stored.
+            norm.train()
+            norm.track_running_stats = False
+        try:
+            for inputs, head in batches:
+                network(inputs, head)
+        finally:
+            for norm in norms.values():
+                norm.track_running_stats = True
+            for module, mode in modes.items():
+                module.training = mode
+    found = {name: [torch.stack(each).mean(0) for each in zip(*own, strict=True)] for name, own in seen.items() if own}
+    return {name: {"running_mean": mean, "running_var": variance} for name, (mean, variance) in found.items()}
+
+
+@torch.no_grad()
+def put_statistics(network: nn.Module, statistics: Statistics) -> None:
+    """Write them to the network's own buffers."""
+    for name, own in statistics.items():
+        for key, value in own.items():
+            network.get_buffer(f"{name}.{key}").copy_(value)
+
+
+class TaskStatistics:
+    """Statistics of single tasks, for a network whose own must stay as an earlier task left them."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, Statistics] = {}
+
+    def keep(self, task: int, statistics: Statistics) -> None:
+        """Take in those of a task, in place of any it had."""
+        self._tasks[task] = statistics
+
+    @contextmanager
+    def of(self, task: int, network: nn.Module) -> Iterator[None]:
+        """A task's in place of the network's own for a while; nothing happens if it has none."""
+        before: list[tuple[nn.Module, str, Tensor]] = []
+        for name, own in self._tasks.get(task, {}).items():
+            module = network.get_submodule(name)
+            for key, value in own.items():
+                before.append((module, key, getattr(module, key)))
+                # Another tensor, not other values: a backward pass may still need those that stood there.
+                setattr(module, key, value)
+        try:
+            yield
+        finally:
+            for module, key, value in before:
+                setattr(module, key, value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tasks' together."""
+        return sum(value.nbytes for value in self.state_dict().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Each as `task/layer/buffer`."""
+        return {
+            f"{task}/{name}/{key}": value
+            for task, layers in self._tasks.items()
+            for name, own in layers.items()
+            for key, value in own.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a `state_dict`."""
+        tasks: dict[int, dict[str, dict[str, Tensor]]] = {}
+        for path, value in state.items():
+            task, name, key = path.split("/")
+            tasks.setdefault(int(task), {}).setdefault(name, {})[key] = value
+        self._tasks = dict(tasks)
