@@ -5,7 +5,6 @@ methods compare on a pretrained encoder in docs/fine-tune.md.
 """
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ TITLES = {
     "split-cifar100": "Split CIFAR-100",
     "cifar100-superclass": "CIFAR-100 Superclass",
     "split-miniimagenet": "Split miniImageNet",
+    "digits": "Digits",
     "fivetext": "Five text tasks, MiniLM",
     "clinc150": "CLINC150, MiniLM",
     "minatar": "MinAtar",
@@ -64,7 +64,7 @@ def runs() -> list[Run]:
 def grouped() -> dict[str, list[list[Run]]]:
     """Runs that differ in their seed alone together, by benchmark, in the order in which they are shown."""
     groups: dict[str, list[Run]] = {}
-    for path, summary in runs():
+    for path, summary in sorted(runs(), key=lambda run: run[1].config.seed):
         groups.setdefault(as_command(replace(summary.config, seed=0)), []).append((path, summary))
     return {
         benchmark: sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_order)
@@ -231,9 +231,8 @@ def _of_games(summaries: list[GameSummary]) -> dict[str, object]:
 
 def _settings(config: AnyConfig) -> str:
     """What else the command of a run says."""
-    words = shlex.split(as_command(config))[3:]
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    return ", ".join(f"{flag.removeprefix('--')} {value}" for flag, value in pairs if flag not in OWN_COLUMNS)
+    options = as_command(config).split(" --")[1:]
+    return ", ".join(option for option in options if f"--{option.split(maxsplit=1)[0]}" not in OWN_COLUMNS)
 
 
 def _spread(values: Sequence[float]) -> str:
