@@ -70,7 +70,7 @@ class BatchNormOfAll(TorchFunctionMode):
     def _statistics(self, x: Tensor) -> tuple[float, Tensor, Tensor]:
         """How many numbers a channel of the whole batch has, their mean and variance [channels], in float64."""
         channels, own = x.shape[1], float(x.numel() // x.shape[1] if self.parts.share else 0)
-        variance, mean = torch.var_mean(x, _others(x), correction=0)
+        variance, mean = torch.var_mean(x, but_channels(x), correction=0)
         mean, variance = mean.double(), variance.double()
         sums = torch.cat([mean.new_tensor([own]), own * mean, own * (variance + mean.square())])
         count, first, second = torch.split(self.parts.sum_(sums), [1, channels, channels])
@@ -100,7 +100,7 @@ class _Normalised(torch.autograd.Function):
         """
         y, root = ctx.saved_tensors  # type: ignore[attr-defined]
         count, parts, share = ctx.count, ctx.parts, ctx.share  # type: ignore[attr-defined]
-        others = _others(y)
+        others = but_channels(y)
         sums = share * torch.stack([gradient.sum(others), (gradient * y).sum(others)])
         parts.sum_(sums)
         if not share:
@@ -109,7 +109,7 @@ class _Normalised(torch.autograd.Function):
         return _along(root, y) * (gradient - _along(first, y) - y * _along(second, y)), None, None, None, None
 
 
-def _others(x: Tensor) -> list[int]:
+def but_channels(x: Tensor) -> list[int]:
     """All dimensions but that of the channels."""
     return [dimension for dimension in range(x.dim()) if dimension != 1]
 

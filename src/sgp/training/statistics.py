@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# Of each norm layer, by its name: a buffer's name and its value.
-Statistics = Mapping[str, Mapping[str, Tensor]]
+from sgp.training.batch_norm import but_channels
+
+# Means and variances by the qualified names of their buffers.
+Statistics = Mapping[str, Tensor]
 
 
 @torch.no_grad()
@@ -35,12 +37,12 @@ def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int 
     if not norms:
         return {}
     modes = {module: module.training for module in network.modules()}
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in norms}
+    seen: dict[str, list[Tensor]] = {}
 
     def look(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
-        others = [dimension for dimension in range(args[0].dim()) if dimension != 1]
-        variance, mean = torch.var_mean(args[0], others)
-        seen[name].append((mean, variance))
+        variance, mean = torch.var_mean(args[0], but_channels(args[0]))
+        seen.setdefault(f"{name}.running_mean", []).append(mean)
+        seen.setdefault(f"{name}.running_var", []).append(variance)
 
     with ExitStack() as hooks:
         for name, norm in norms.items():
@@ -58,16 +60,14 @@ def estimate_statistics(network: nn.Module, batches: Iterable[tuple[Tensor, int 
                 norm.track_running_stats = True
             for module, mode in modes.items():
                 module.training = mode
-    found = {name: [torch.stack(each).mean(0) for each in zip(*own, strict=True)] for name, own in seen.items() if own}
-    return {name: {"running_mean": mean, "running_var": variance} for name, (mean, variance) in found.items()}
+    return {name: torch.stack(values).mean(0) for name, values in seen.items()}
 
 
 @torch.no_grad()
 def put_statistics(network: nn.Module, statistics: Statistics) -> None:
     """Write them to the network's own buffers."""
-    for name, own in statistics.items():
-        for key, value in own.items():
-            network.get_buffer(f"{name}.{key}").copy_(value)
+    for name, value in statistics.items():
+        network.get_buffer(name).copy_(value)
 
 
 class TaskStatistics:
@@ -84,12 +84,12 @@ class TaskStatistics:
     def of(self, task: int, network: nn.Module) -> Iterator[None]:
         """A task's in place of the network's own for a while; nothing happens if it has none."""
         before: list[tuple[nn.Module, str, Tensor]] = []
-        for name, own in self._tasks.get(task, {}).items():
-            module = network.get_submodule(name)
-            for key, value in own.items():
-                before.append((module, key, getattr(module, key)))
-                # Another tensor, not other values: a backward pass may still need those that stood there.
-                setattr(module, key, value)
+        for name, value in self._tasks.get(task, {}).items():
+            layer, _, key = name.rpartition(".")
+            module = network.get_submodule(layer)
+            before.append((module, key, getattr(module, key)))
+            # Another tensor, not other values: a backward pass may still need those that stood there.
+            setattr(module, key, value)
         try:
             yield
         finally:
@@ -102,18 +102,13 @@ class TaskStatistics:
         return sum(value.nbytes for value in self.state_dict().values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Each as `task/layer/buffer`."""
-        return {
-            f"{task}/{name}/{key}": value
-            for task, layers in self._tasks.items()
-            for name, own in layers.items()
-            for key, value in own.items()
-        }
+        """Each as `task/buffer`."""
+        return {f"{task}/{name}": value for task, own in self._tasks.items() for name, value in own.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state_dict`."""
-        tasks: dict[int, dict[str, dict[str, Tensor]]] = {}
+        tasks: dict[int, dict[str, Tensor]] = {}
         for path, value in state.items():
-            task, name, key = path.split("/")
-            tasks.setdefault(int(task), {}).setdefault(name, {})[key] = value
+            task, name = path.split("/")
+            tasks.setdefault(int(task), {})[name] = value
         self._tasks = dict(tasks)
