@@ -64,6 +64,11 @@ def learn(model: nn.Module, memory: sgp.GradientMemory, loaders: list[Any], **op
     memory.update(loaders[1], **options)
 
 
+def native_threads() -> list[str]:
+    """The names of this process's threads, of whatever language."""
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+
+
 def process(out: str, mode: str) -> None:
     """What one of the processes does."""
     dist.init_process_group("gloo")
@@ -93,8 +98,9 @@ def process(out: str, mode: str) -> None:
     if mode in ("whole", "few"):
         memory.save(Path(out) / f"{rank}.safetensors")
         torch.save(model.state_dict(), Path(out) / f"{rank}.pt")
-    (Path(out) / f"{rank}.json").write_text(json.dumps(outcome))
     dist.destroy_process_group()
+    outcome["threads"] = native_threads()
+    (Path(out) / f"{rank}.json").write_text(json.dumps(outcome))
 
 
 def projectors(path: Path) -> dict[str, Tensor]:
@@ -130,6 +136,13 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
     weights = torch.load(tmp_path / "0.pt", weights_only=True)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads of other languages are counted on Linux only")
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
+    """One that does may abort the process at its end."""
+    assert [each["threads"] for each in processes(__file__, tmp_path, "whole")] == [["python"], ["python"]]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """A model that is spread over two real processes by fully_shard learns what one process learns."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -570,3 +571,4 @@ def test_flat_parameters_are_refused() -> None:
 
 if __name__ == "__main__":
     process(Path(sys.argv[1]))
+    os._exit(0)  # fully_shard keeps the group and its threads, which may abort an interpreter that ends around them

@@ -21,6 +21,12 @@ from sgp.projection.statistic import Statistic
 from sgp.projection.subspace import Bases
 from sgp.projection.tokens import TokenCounts, bases_of
 
+if dist.is_available():
+    # Torch imports this by itself with the first optimizer, and the defaults of its functions are the group of all
+    # processes as it is at that moment. Were one set up by then, no destroy_process_group would end its threads, and
+    # they may abort the process when they outlive the interpreter.
+    import torch.distributed.nn.functional
+
 R = TypeVar("R")
 
 
