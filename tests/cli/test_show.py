@@ -1,5 +1,6 @@
 """``sgp show``: what runs have come to, finished or not, beside each other and beside the paper."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sgp.cli import main
 from sgp.cli.show import print_summary
 from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunFolder
-from sgp.runs.summary import Summary
+from sgp.runs.summary import Summary, summary_of
 
 
 def written(path: Path, config: Config, rows: list[list[float]], *, end: bool = True) -> Path:
@@ -51,6 +52,21 @@ def test_a_finished_run_is_shown_with_its_matrix_and_metrics(
     ]
     assert lines[8] == "free: hidden.0 25 %"
     assert not any("not finished" in line for line in lines)
+
+
+def test_lines_are_broken_between_words_in_a_terminal_only(tmp_path: Path) -> None:
+    config = configure("digits", "gpm", tasks=2)
+    summary = summary_of(RunFolder(written(tmp_path / "run", config, [[90.0], [80.0, 75.25]])))
+    shown = {}
+    for is_terminal in (True, False):
+        console = Console(width=40, force_terminal=is_terminal, no_color=True, record=True, file=io.StringIO())
+        print_summary(console, "run " * 9, summary)
+        shown[is_terminal] = console.export_text().splitlines()
+    line = "memory: network 1.0 MiB, bases 0.5 MiB; network capacity 100 %"
+    assert line in shown[False]
+    assert line not in shown[True]
+    assert max(len(each) for each in shown[True]) <= 40
+    assert line in " ".join(" ".join(shown[True]).split())  # no word is broken
 
 
 def test_a_whole_run_stands_beside_the_papers_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,7 +79,7 @@ def print_summary(console: Console, name: str, summary: Summary) -> None:
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
         f"recipe {config.recipe}, seed {config.seed}",
         highlight=False,
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     if not tasks:
         console.print("no task has been learned yet\n")
@@ -96,7 +96,7 @@ def print_summary(console: Console, name: str, summary: Summary) -> None:
         view.add_row(f"{task + 1} {escape(label)}", *(f"{value:.{digits}f}" for value in row))
     console.print(view)
     for line in _lines(summary):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
 

@@ -20,7 +20,7 @@ def print_game_summary(console: Console, name: str, summary: GameSummary) -> Non
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
         f"seed {config.seed}",
         highlight=False,
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     if not summary.names:
         console.print("no game has been learned yet\n")
@@ -34,7 +34,7 @@ def print_game_summary(console: Console, name: str, summary: GameSummary) -> Non
         view.add_row(f"{game + 1} {escape(label)}", *map(_score, summary.learned[game].scores))
     console.print(view)
     for line in _lines(summary):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
 
