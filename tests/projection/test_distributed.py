@@ -142,7 +142,8 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads of other languages are counted on Linux only")
 def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
     """One that does may abort the process at its end."""
-    assert [each["threads"] for each in processes(__file__, tmp_path, "whole")] == [["python"], ["python"]]
+    for each in processes(__file__, tmp_path, "whole"):
+        assert len(each["threads"]) == 1, each["threads"]
 
 
 @pytest.mark.slow
