@@ -73,3 +73,52 @@ def test_a_module_of_several_weights_is_told_which_names_there_are() -> None:
     memory = sgp.GradientMemory(attention, threshold=0.95)
     with pytest.raises(ValueError, match=r"several weights: give the change of one of \(model\):query"):
         memory.project(torch.zeros(8, 8), "(model)", bias=torch.zeros(24))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_all_weights_go_a_share_of_the_way_to_where_the_projected_change_has_them(share: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4, bias=False), nn.Linear(4, 2))
+    memory = sgp.GradientMemory(model, threshold=0.9, alpha=2.0, exclude=["3"])
+    memory.update([torch.randn(20, 6)])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    moved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    change = {name: moved[name] - before[name] for name in moved}
+    first = memory.project(change["0.weight"], "0", change["0.bias"])
+    wanted = {"0.weight": first[0], "0.bias": first[1], "2.weight": memory.project(change["2.weight"], "2")}
+    assert all(not torch.allclose(wanted[name], change[name], atol=0.01) for name in wanted)
+    memory.project_since(before, share)
+    for name, parameter in model.named_parameters():
+        expected = change[name].lerp(wanted.get(name, change[name]), share)
+        torch.testing.assert_close(parameter.detach() - before[name], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_change_of_a_tied_weight_since_then_is_projected_once_for_all_its_inputs() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    memory = sgp.GradientMemory(model, threshold=0.95, alpha=2.0)
+    memory.update([torch.tensor([[0, 1, 2], [2, 3, 3]])])
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    changes = {name: torch.randn_like(parameter) for name, parameter in model.named_parameters()}
+    wanted = {name: as_a_step_does(memory, model.get_parameter(name), changes[name]) for name in changes}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(before[name] + changes[name])
+    memory.project_since(before)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach() - before[name], wanted[name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_share_out_of_range_and_a_weight_that_is_not_given_are_told() -> None:
+    model = nn.Linear(3, 2)
+    memory = sgp.GradientMemory(model, threshold=0.9)
+    memory.update([torch.randn(9, 3)])
+    weights = dict(model.named_parameters())
+    for share in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="share must be in"):
+            memory.project_since(weights, share)
+    with pytest.raises(ValueError, match="before lacks what is protected: bias"):
+        memory.project_since({"weight": weights["weight"]})

@@ -161,6 +161,8 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"old_share": math.nan},
         {"threshold": 2.0},
         {"alpha": -1.0},
+        {"project_again": 1.1},
+        {"project_again": math.nan},
         {"tasks": 0},
         {"validation": 1.0},
     ],
@@ -179,6 +181,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "sgp", old_share=0.2)
     with pytest.raises(ValueError, match="old_share is for methods that only act on steps, and trgp"):
         configure("digits", "trgp", recipe="fast", old_share=0.2)
+    with pytest.raises(ValueError, match="project_again goes with average"):
+        configure("digits", "sgp", project_again=0.5)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
     assert configure("digits", "sgp", validation=0.0).training.schedule == "constant"
@@ -259,7 +263,7 @@ def test_differences_name_what_and_both_values() -> None:
     assert sorted(differences(one, other)) == ["lr: 0.2, not 0.1", "seed: 1, not 0", "tasks: 10, not 3"]
     assert list(differences(one, one)) == []
     methods = list(differences(configure("digits", "gpm"), configure("digits", "sgp")))
-    assert sorted(methods) == ["alpha: nothing, not 1.0", "method: gpm, not sgp"]
+    assert sorted(methods) == ["alpha: nothing, not 1.0", "method: gpm, not sgp", "project_again: nothing, not 0.0"]
 
 
 @pytest.mark.parametrize(

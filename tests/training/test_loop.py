@@ -23,6 +23,7 @@ from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import METHODS
 from sgp.methods.finetune import Finetune
+from sgp.methods.sgp import SGP
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import summary_of
 from sgp.training import Learner
@@ -123,9 +124,9 @@ def test_texts_are_scored_in_the_order_of_their_lengths_to_the_same_score(
         return evaluate(*given, order=order, **options)
 
     monkeypatch.setattr("sgp.training.loop.evaluate", observed)
-    plain = learner._score(task.test, task, "test")
+    plain = learner._score(task.test, task, "test", 0)
     monkeypatch.setattr(learner.network, "token_mask", lambda inputs: inputs.flatten(1) > 0, raising=False)
-    assert learner._score(task.test, task, "test") == pytest.approx(plain)
+    assert learner._score(task.test, task, "test", 0) == pytest.approx(plain)
     lengths = [(task.test.inputs[order].flatten(1) > 0).sum(1) for order in orders]
     assert torch.equal(lengths[1], lengths[0].sort().values)
     assert not torch.equal(lengths[1], lengths[0])
@@ -273,6 +274,22 @@ def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Pa
     assert score.loss == pytest.approx(found, rel=1e-5)
 
 
+def test_the_change_of_a_task_is_projected_again_from_the_second_task_on(tmp_path: Path) -> None:
+    config = small("sgp", tasks=2, epochs=2, schedule="cosine", average=0.9)
+    again = replace(config, settings=replace(config.settings, project_again=0.5))  # type: ignore[arg-type,call-arg]
+    first = run(tmp_path / "first", replace(config, stream=replace(config.stream, tasks=1)))
+    plain, learner = run(tmp_path / "plain", config), run(tmp_path / "again", again)
+    began = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
+    body = {name: tensor for name, tensor in plain.network.state_dict().items() if not name.startswith("heads.")}
+    first.network.load_state_dict(body, strict=False)
+    assert isinstance(first.method, SGP)
+    first.method.memory.project_since(began, 0.5)
+    for name, tensor in learner.network.state_dict().items():
+        wanted = first.network.state_dict()[name] if name in body else plain.network.state_dict()[name]
+        torch.testing.assert_close(tensor, wanted)
+        assert torch.equal(tensor, plain.network.state_dict()[name]) is (name not in body)
+
+
 def test_a_checkpoint_without_what_a_mean_needs_is_told(tmp_path: Path) -> None:
     config = small("finetune", tasks=1, epochs=2, samples=60, schedule="cosine", average=0.9)
     with pytest.raises(Stop):
@@ -391,14 +408,45 @@ def test_where_old_statistics_must_stay_later_tasks_have_their_own(method: str, 
     with learner.statistics.of(2, network):
         own = -F.cross_entropy(network(batch[0], 2), batch[1], reduction="none")
     assert torch.equal(learner._log_likelihood(task)(batch), own)
-    score = learner._score(task.test, task, "test")
+    score = learner._score(task.test, task, "test", 0)
     if method == "gpm":
         hidden = network.get_submodule("hidden")
         mean = torch.stack([hidden(inputs).mean(0) for inputs, _ in learner._for_statistics(2, [task])]).mean(0)
         torch.testing.assert_close(kept["2/norm.running_mean"], mean)
         assert not torch.allclose(network.get_buffer("norm.running_mean"), mean, rtol=0.1, atol=0.1)
         learner.statistics = type(learner.statistics)()
-        assert learner._score(task.test, task, "test").loss != score.loss
+        assert learner._score(task.test, task, "test", 0).loss != score.loss
+
+
+def test_mixed_statistics_change_what_is_scored_and_nothing_that_is_learned(tmp_path: Path) -> None:
+    runs = {kind: dropping(tmp_path / kind, small("sgp", tasks=2, statistics=kind)) for kind in ("stored", "mixed")}
+    assert same_weights(runs["stored"].network, runs["mixed"].network)
+    for position in range(2):
+        task = runs["mixed"].task(position)
+        stored, mixed = (learner._score(task.test, task, "test", 0) for learner in runs.values())
+        assert stored.loss != pytest.approx(mixed.loss, rel=1e-3)
+
+
+def test_examples_are_scored_in_an_order_of_the_task_and_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+
+    def observed(*given: Any, order: Tensor, **options: Any) -> Any:
+        seen.append(order)
+        return evaluate(*given, order=order, **options)
+
+    monkeypatch.setattr("sgp.training.loop.evaluate", observed)
+    config = small("finetune", tasks=2, **{**RECIPES["patience"], "patience": 9, "epochs": 2})
+    run(tmp_path / "one", config)
+    one, seen = seen, []
+    run(tmp_path / "two", config)
+    assert all(map(torch.equal, one, seen))
+    # Two epochs and the test, of one task and then of both.
+    assert len(seen) == 3 + 4
+    for sizes in ({len(seen[0])}, {len(seen[2])}):
+        alike = [order.tolist() for order in seen if {len(order)} == sizes]
+        assert len(alike) == len({tuple(order) for order in alike}) > 1
 
 
 class Stop(BaseException):
@@ -423,15 +471,16 @@ RECIPES: dict[str, dict[str, Any]] = {
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
     "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
+    "again": {"schedule": "cosine", "average": 0.9, "project_again": 0.5, "statistics": "mixed"},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
 }
-# Of the methods that only act on steps.
-HALFWAY = ("sgp", "finetune")
+# Where not every method has the recipe's settings.
+METHODS_OF = {"halfway": ("sgp", "finetune"), "again": ("sgp",)}
 
 
 @pytest.mark.parametrize(
     ("method", "recipe"),
-    [(method, recipe) for method in METHOD_NAMES for recipe in RECIPES if recipe != "halfway" or method in HALFWAY],
+    [(method, recipe) for recipe in RECIPES for method in METHODS_OF.get(recipe, METHOD_NAMES)],
 )
 def test_a_run_that_was_stopped_anywhere_ends_with_the_same_bits(method: str, recipe: str, tmp_path: Path) -> None:
     config = small(method, samples=60, **RECIPES[recipe])

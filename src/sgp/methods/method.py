@@ -71,6 +71,13 @@ class Method(ABC, Generic[S]):
     def settle(self) -> None:
         """Bring the weights to where the method wants them, before they are evaluated or saved."""
 
+    def keep(self, before: Mapping[str, Tensor]) -> None:
+        """Bring the weights of a task that was learned to where the method wants them.
+
+        Args:
+            before: parameters by name, as they were when the task began.
+        """
+
     @property
     def statistics(self) -> NormStatistics:
         """Stored statistics of BatchNorm: one set, estimated anew after each task; of each task, since the network's

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from sgp.methods.gpm import GPM, GPMSettings
 
@@ -14,11 +17,16 @@ class SGPSettings(GPMSettings):
     alpha: float = 10.0
     """Scale coefficient of Eq. 2, at least 0: larger protects more, and inf is GPM."""
 
+    project_again: float = 0.0
+    """average: how far from the mean to its own projection the weights lie that are kept of a task, in [0, 1]."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         # Written so that NaN fails too.
         if not self.alpha >= 0:
             raise ValueError(f"alpha must be at least 0, got {self.alpha}")
+        if not 0 <= self.project_again <= 1:
+            raise ValueError(f"project_again must be in [0, 1], got {self.project_again}")
 
 
 class SGP(GPM):
@@ -27,6 +35,11 @@ class SGP(GPM):
     name = "sgp"
     description = "scaled gradient projection: steps along old directions shrink by their importance"
     Settings = SGPSettings
+    settings: SGPSettings
+
+    def keep(self, before: Mapping[str, Tensor]) -> None:
+        if self.settings.project_again:
+            self.memory.project_since(before, self.settings.project_again)
 
     @staticmethod
     def _alpha(settings: GPMSettings) -> float:

@@ -382,6 +382,35 @@ class GradientMemory:
                 project(*part, local(change), None if bias is None or guard.bias is None else local(bias))
         return change if bias is None else (change, bias)
 
+    @torch.no_grad()
+    def project_since(self, before: Mapping[str, Tensor], share: float = 1.0) -> None:
+        """Project the change of all protected weights since some moment once more, for those who chose what to keep.
+
+        A step along a basis is scaled by one minus its importance, so many steps in one direction still lead far. The
+        change that they come to, or that of a mean of weights that they passed, can be scaled itself: the weights are
+        then where a single step of that size would have led.
+
+        Args:
+            before: the weights, and biases that are protected with them, at that moment; by their names in the model.
+            share: how far the weights go from where they are to where the projection has them, in [0, 1].
+        """
+        # Written so that NaN fails too.
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {share}")
+        self._protection.flush()
+        layers = {guard.weight: guard.name for guard in self._protection.active()}
+        found = {weight: self._guards_of_weight(layer)[1] for weight, layer in layers.items()}
+        parameters = {weight: list(dict.fromkeys(n for g in found[weight] for n in g.parameters)) for weight in layers}
+        missing = [name for names in parameters.values() for name in names if name not in before]
+        if missing:
+            raise ValueError(f"before lacks what is protected: {', '.join(missing)}")
+        for weight, names in parameters.items():
+            own = [self._protection.parameter(name) for name in names]
+            changes = [parameter - before[name] for parameter, name in zip(own, names, strict=True)]
+            projected = self.project(changes[0], layers[weight], *changes[1:])
+            for name, parameter, change in zip(names, own, projected if names[1:] else (projected,), strict=True):
+                parameter.lerp_(before[name] + change, share)
+
     def _guards_of_weight(self, layer: str) -> tuple[str, list[Guard]]:
         """The weight of a layer, which may be named as its guard or its module, and all guards of that weight."""
         guards = self._protection.layout.guards

@@ -80,8 +80,9 @@ class Config(Flat):
 
     network: str = "mlp"
     """One of `sgp list networks`."""
-    statistics: Literal["batch", "stored"] = "batch"
-    """What BatchNorm divides by at test: statistics of the batch, as published, or stored ones of the training data."""
+    statistics: Literal["batch", "stored", "mixed"] = "batch"
+    """What BatchNorm divides by at test: statistics of the batch, as published, stored ones of the training data, or
+    those of both together, in which the stored ones stand for 192 images."""
     network_bias: bool = True
     """Whether the layers of an MLP have biases."""
     samples: int | None = None
@@ -109,6 +110,8 @@ class Config(Flat):
             raise ValueError(
                 f"old_share is for methods that only act on steps, and {self.method} does more: set it to 0"
             )
+        if getattr(self.settings, "project_again", 0) and not self.training.average:
+            raise ValueError("project_again goes with average: set average above 0, or project_again to 0")
         if self.training.average and getattr(self.settings, "project_every", 1) > 1:
             raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
 

@@ -31,7 +31,7 @@ from sgp.training.parallel import ALONE, Team
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
-from sgp.training.statistics import TaskStatistics, estimate_statistics, put_statistics
+from sgp.training.statistics import MixedStatistics, TaskStatistics, estimate_statistics, put_statistics
 
 EMPTY: Mapping[str, Any] = {}
 # A step of Adam is some ten passes over all parameters, a fused one is a single pass: a fifth of a step of MiniLM less.
@@ -44,6 +44,8 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 RATE = "rate"
 # Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
 STATISTICS_EXAMPLES = 1024
+# What stored statistics stand for beside those of a test batch, with statistics=mixed.
+STORED_EXAMPLES = 192
 
 
 class Learner(Recorded):
@@ -163,8 +165,11 @@ class Learner(Recorded):
                 loss = self._epoch(position, tasks, optimizer, schedule, average)
                 self.method.settle()
             with self._timed("validate"), average.applied() if average else nullcontext():
-                self._estimate_statistics(position, tasks)
-                score = mean_score([self._score(task.validation, task, "validation") for task in tasks])
+                if any(len(task.validation) for task in tasks):  # else nobody asks for them before the task ends
+                    self._estimate_statistics(position, tasks)
+                score = mean_score(
+                    [self._score(task.validation, task, "validation", schedule.epochs) for task in tasks]
+                )
             lr = schedule.rate(0.0)
             if not math.isfinite(loss) or not math.isfinite(score.loss or 0.0):
                 raise RunError(
@@ -193,9 +198,14 @@ class Learner(Recorded):
 
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
-        training = self.config.training
-        share = training.old_share if position else 0.0
-        return WeightAverage(self.trained, training.average, old_share=share, new=self._of_single_tasks)
+        training, again = self.config.training, getattr(self.config.settings, "project_again", 0.0)
+        return WeightAverage(
+            self.trained,
+            training.average,
+            old_share=training.old_share if position else 0.0,
+            new=self._of_single_tasks,
+            then=self.method.keep if position and again else None,
+        )
 
     def _epoch(
         self,
@@ -277,7 +287,7 @@ class Learner(Recorded):
         with self._timed("test"):
             # One after another: the floats of all tasks at once may not fit in memory.
             seen = map(self._whole_task, range(learned))
-            scores = [self._score(self._laid_out(each.test), each, "test").accuracy for each in seen]
+            scores = [self._score(self._laid_out(each.test), each, "test", position).accuracy for each in seen]
         row = [accuracy for accuracy in scores if accuracy is not None]
         # Tasks that were learned at once have a row each, as if nothing had been learned after them.
         for each in range(position, learned):
@@ -340,13 +350,16 @@ class Learner(Recorded):
             return examples
         return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
 
-    def _score(self, examples: Examples, task: Task, use: str) -> Score:
-        order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head))
+    def _score(self, examples: Examples, task: Task, use: str, time: int) -> Score:
+        # Another order each time, as published. Where BatchNorm divides by the batch's own statistics a loss then has
+        # noise, without which the least one would be an early epoch's: the loss grows while the accuracy still does.
+        order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head, time))
         token_mask = getattr(self.network, "token_mask", None)
         # Texts of like length together, so that little padding is computed.
         if token_mask is not None and len(examples) > 0:
             order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
-        with self.statistics.of(task.head, self.network):
+        mixed = MixedStatistics(STORED_EXAMPLES) if self.config.statistics == "mixed" else nullcontext()
+        with self.statistics.of(task.head, self.network), mixed:
             return evaluate(
                 self.network,
                 examples,
@@ -472,7 +485,8 @@ def refuse_single_rows(config: Config, network: nn.Module) -> None:
 def build_network(config: Config, stream: Stream) -> nn.Module:
     """The config's network for a stream, with the seed's weights."""
     kind = NETWORKS[config.network]
-    offered = {"statistics": config.statistics, "bias": config.network_bias}
+    stored = "batch" if config.statistics == "batch" else "stored"
+    offered = {"statistics": stored, "bias": config.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "weights"))
