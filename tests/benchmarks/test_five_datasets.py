@@ -33,6 +33,7 @@ def test_each_data_set_is_a_task_of_ten_classes(sets: dict[str, ImageSet], tmp_p
     given = stream(FiveDatasets(), tmp_path, 0)
     assert list(given.names) == list(sets)
     assert (given.inputs, list(given.heads)) == ((3, 32, 32), [10] * 5)
+    assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     for position, (name, images) in enumerate(sets.items()):
         task = given[position]
         assert (task.name, task.head) == (name, position)

@@ -30,6 +30,7 @@ def test_classes_are_drawn_as_in_the_published_code() -> None:
 def test_a_task_has_its_five_classes(images: ImageSet, tmp_path: Path, class_seed: int | None, drawn_by: int) -> None:
     given = stream(SplitMiniImageNet(class_seed=class_seed), tmp_path, 4)
     assert (len(given), given.inputs, list(given.heads)) == (20, (3, 84, 84), [5] * 20)
+    assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     group = torch.tensor(class_groups(drawn_by)[2])
     task = given[2]
     assert task.head == 2

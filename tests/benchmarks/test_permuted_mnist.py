@@ -35,6 +35,7 @@ def test_fewer_tasks_are_the_first_ones_and_seeds_differ() -> None:
 def test_all_images_are_in_each_task_and_the_first_tenth_is_for_validation(images: ImageSet, tmp_path: Path) -> None:
     given = stream(PermutedMNIST(), tmp_path, 2)
     assert (len(given), given.inputs, list(given.heads)) == (10, (784,), [10])
+    assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     for position in (0, 9):
         task = given[position]
         assert task.head == 0

@@ -22,6 +22,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
 def test_a_task_has_ten_classes_and_all_their_images(images: ImageSet, tmp_path: Path) -> None:
     given = stream(SplitCIFAR100(), tmp_path, 0)
     assert (len(given), given.inputs, list(given.heads)) == (10, (3, 32, 32), [10] * 10)
+    assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     assert given.names[0] == "classes 0-9"
     for position in range(10):
         task = given[position]

@@ -36,6 +36,7 @@ def test_the_head_is_the_superclass_and_the_position_comes_from_the_order(
 ) -> None:
     given = stream(Superclass(order=order), tmp_path, 0)
     assert (len(given), given.inputs, list(given.heads)) == (20, (3, 32, 32), [5] * 20)
+    assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     names = list(SUPERCLASSES)
     for position, head in enumerate(ORDERS[order]):
         task = given[position]

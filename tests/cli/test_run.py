@@ -121,6 +121,11 @@ def test_a_mistake_is_answered_at_once(
             "where is cifar100? Name the folder that holds it (--data DIR of a run) or set $SGP_DATA",
         ),
         (["split-cifar100", "--data", "nowhere"], 1, "there is no folder 'nowhere'"),
+        # What does not go with the network is told before the data are looked for.
+        (["split-cifar100", "--data", "nowhere", "--threshold", "conv9", "0.5", "*", "0.9"], 2, "the pattern 'conv9'"),
+        (["split-miniimagenet", "--data", "nowhere", "--network", "lenet"], 2, "LeNet takes inputs of shape"),
+        (["five-datasets", "--data", "nowhere", "--network", "lenet", "--head-lr", "1"], 1, "no folder 'nowhere'"),
+        (["permuted-mnist", "--data", "nowhere", "--network", "alexnet"], 2, "AlexNet takes inputs of shape"),
         (["digits", "--network", "lenet"], 2, "LeNet takes inputs of shape"),
         (["digits", "--threshold", "conv1", "0.5", "*", "0.9"], 2, "threshold: the pattern 'conv1' matches no module"),
         (["digits", "--memory-samples", "conv1", "5", "*", "9"], 2, "memory_samples: the pattern 'conv1' matches no"),

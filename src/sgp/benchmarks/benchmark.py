@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ class Benchmark:
             run's seed.
         network: name of the network that the paper uses on it.
         datasets: names of the data sets that it reads; none if it brings its own.
+        shape: of one input, and the number of classes of each head, from the settings: what a network is built for, so
+            that settings which do not go with it are told before any data is read; None if only the data tell.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Benchmark:
     stream: Callable[[Any, Path | None, int], Stream]
     network: str
     datasets: tuple[str, ...]
+    shape: Callable[[Any], tuple[tuple[int, ...], Sequence[int]]] | None = None
 
 
 @dataclass(frozen=True)

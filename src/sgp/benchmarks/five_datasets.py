@@ -50,6 +50,11 @@ class FiveDatasets:
         check.seed("validation_seed", self.validation_seed)
 
 
+def shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
+    """Of one image, and the number of classes of each head."""
+    return (3, SIDE, SIDE), [CLASSES] * settings.tasks
+
+
 def stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
     """The tasks, from the published files in the folder."""
     names = list(SCALES)[: settings.tasks]
@@ -64,7 +69,7 @@ def stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
         train, validation = hold_out(whole, settings.validation, held_by)
         return Task(name, index, train, validation, Examples(images.test, images.test_labels, prepare))
 
-    return Stream(names, (3, SIDE, SIDE), [CLASSES] * settings.tasks, make)
+    return Stream(names, *shape(settings), make)
 
 
 def _read(name: str, settings: FiveDatasets, data: Path | None) -> ImageSet:
@@ -94,6 +99,7 @@ BENCHMARK = Benchmark(
     description="CIFAR-10, MNIST, SVHN, FashionMNIST and notMNIST, one task each.",
     settings=FiveDatasets,
     stream=stream,
+    shape=shape,
     network="resnet18",
     datasets=(cifar.CIFAR10.name, idx.MNIST.name, svhn.NAME, idx.FASHION.name, notmnist.NAME),
 )

@@ -41,6 +41,11 @@ class SplitMiniImageNet:
         check.seed("validation_seed", self.validation_seed)
 
 
+def shape(settings: SplitMiniImageNet) -> tuple[tuple[int, ...], list[int]]:
+    """Of one image, and the number of classes of each head."""
+    return (3, miniimagenet.SIDE, miniimagenet.SIDE), [CLASSES] * settings.tasks
+
+
 def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
     """The tasks, from the files in the folder."""
     images = miniimagenet.read(find(data, miniimagenet.NAME))
@@ -57,7 +62,7 @@ def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
         return Task(names[index], index, train, validation, part(images.test, images.test_labels, groups[index]))
 
     names = [f"classes {' '.join(map(str, group))}" for group in groups]
-    return Stream(names, tuple(images.train.shape[1:]), [CLASSES] * settings.tasks, make)
+    return Stream(names, *shape(settings), make)
 
 
 def class_groups(seed: int) -> list[list[int]]:
@@ -81,6 +86,7 @@ BENCHMARK = Benchmark(
     description="miniImageNet in twenty tasks of five classes.",
     settings=SplitMiniImageNet,
     stream=stream,
+    shape=shape,
     network="resnet18",
     datasets=(miniimagenet.NAME,),
 )

@@ -40,6 +40,11 @@ class PermutedMNIST:
         check.share("validation", self.validation)
 
 
+def shape(settings: PermutedMNIST) -> tuple[tuple[int, ...], list[int]]:
+    """Of one image as a row, and the number of classes of each head."""
+    return (idx.MNIST.side**2,), [CLASSES]
+
+
 def stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream:
     """The tasks, from the published files in the folder."""
     images = idx.read(find(data, idx.MNIST.name), idx.MNIST)
@@ -55,7 +60,7 @@ def stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream:
         return Task(names[index], 0, whole[held:], whole[:held], test)
 
     names = [f"permutation {index}" for index in range(settings.tasks)]
-    return Stream(names, (images.train[0].numel(),), [CLASSES], make)
+    return Stream(names, *shape(settings), make)
 
 
 def pixel_orders(tasks: int, pixels: int, seed: int) -> list[Tensor]:
@@ -81,6 +86,7 @@ BENCHMARK = Benchmark(
     description="MNIST with the pixels in another order in each of ten tasks, one head for all.",
     settings=PermutedMNIST,
     stream=stream,
+    shape=shape,
     network="mlp",
     datasets=(idx.MNIST.name,),
 )

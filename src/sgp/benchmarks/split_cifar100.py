@@ -37,6 +37,11 @@ class SplitCIFAR100:
         check.seed("validation_seed", self.validation_seed)
 
 
+def shape(settings: SplitCIFAR100) -> tuple[tuple[int, ...], list[int]]:
+    """Of one image, and the number of classes of each head."""
+    return cifar.SHAPE, [CLASSES] * settings.tasks
+
+
 def stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream:
     """The tasks, from the published files in the folder."""
     images = cifar.read(find(data, cifar.CIFAR100.name))
@@ -47,7 +52,7 @@ def stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream:
         return Task(names[index], index, train, validation, _part(images.test, images.test_labels, index))
 
     names = [f"classes {CLASSES * index}-{CLASSES * index + CLASSES - 1}" for index in range(settings.tasks)]
-    return Stream(names, tuple(images.train.shape[1:]), [CLASSES] * settings.tasks, make)
+    return Stream(names, *shape(settings), make)
 
 
 def _part(images: Tensor, labels: Tensor, index: int) -> Examples:
@@ -65,6 +70,7 @@ BENCHMARK = Benchmark(
     description="CIFAR-100 in ten tasks of ten classes.",
     settings=SplitCIFAR100,
     stream=stream,
+    shape=shape,
     network="alexnet",
     datasets=(cifar.CIFAR100.name,),
 )

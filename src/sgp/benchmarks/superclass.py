@@ -74,6 +74,11 @@ class Superclass:
         check.seed("validation_seed", self.validation_seed)
 
 
+def shape(settings: Superclass) -> tuple[tuple[int, ...], list[int]]:
+    """Of one image, and the number of classes of each head."""
+    return cifar.SHAPE, [CLASSES] * TASKS
+
+
 def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
     """The tasks, from the published files. A task's head is its superclass, in whatever order they come."""
     images = cifar.read(find(data, cifar.CIFAR100.name))
@@ -94,7 +99,7 @@ def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
         return Task(superclasses[head], head, train, validation, part(images.test, images.test_labels, head))
 
     names = [superclasses[head] for head in order]
-    return Stream(names, tuple(images.train.shape[1:]), [CLASSES] * TASKS, make)
+    return Stream(names, *shape(settings), make)
 
 
 def _from_bytes(images: Tensor) -> Tensor:
@@ -115,6 +120,7 @@ BENCHMARK = Benchmark(
     description="CIFAR-100 in twenty tasks of five related classes, in one of five orders.",
     settings=Superclass,
     stream=stream,
+    shape=shape,
     network="lenet",
     datasets=(cifar.CIFAR100.name,),
 )

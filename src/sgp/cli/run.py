@@ -18,6 +18,7 @@ from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
+from sgp.benchmarks.stream import Stream, Task
 from sgp.cli.show import print_run
 from sgp.rl import stream_of
 from sgp.runs.config import CHOICES, AnyConfig, Config, configure, read_yaml, recorded
@@ -139,10 +140,13 @@ def prepare(arguments: Sequence[str], team: Team) -> tuple[Place, AnyConfig, Wor
 
 
 def work_of(config: AnyConfig, data: Path | None) -> Work:
-    """What a run does; its data have been read, or its games tried."""
+    """What a run does; its network has been built, and its data have been read, or its games tried."""
     benchmark = BENCHMARKS[config.benchmark]
     if isinstance(config, Config):
         assert isinstance(benchmark, Benchmark)
+        if benchmark.shape is not None:
+            # No task is asked for: this is to hear of settings that do not go with the network.
+            Learner(config, Stream([], *benchmark.shape(config.stream), make=_no_task), RunFolder(Path()))
         tasks = benchmark.stream(config.stream, data, config.seed)
 
         def learner(config: Config, folder: RunFolder, *watchers: Watcher, team: Team = ALONE) -> Learner:
@@ -158,6 +162,10 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
         return GameLearner(config, games, folder, *watchers)
 
     return Work(games.names, game_learner, lambda console: GameDisplay(console, config, games.names))
+
+
+def _no_task(position: int) -> Task:
+    raise IndexError(f"there is no task {position} before the data are read")
 
 
 def parse(arguments: Sequence[str]) -> tuple[Place, AnyConfig, list[str]]:

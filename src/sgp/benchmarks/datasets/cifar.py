@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor
 from sgp.benchmarks.datasets import pickles
 from sgp.benchmarks.datasets.images import DamagedData, ImageSet, MissingData, check_counts, first_with
 
-ROW = 3 * 32 * 32
+SHAPE = (3, 32, 32)
+ROW = math.prod(SHAPE)
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _part(folder: Path, files: Sequence[str], form: Format) -> tuple[Tensor, Ten
             or not all(isinstance(number, int) for number in numbers)
         ):
             raise DamagedData(f"{str(folder / file)!r} is no file of {form.name} images with labels: get it again")
-        images.append(torch.from_numpy(rows).view(-1, 3, 32, 32))
+        images.append(torch.from_numpy(rows).view(-1, *SHAPE))
         labels.append(torch.tensor(numbers, dtype=torch.int64))
     return torch.cat(images), torch.cat(labels)
 
