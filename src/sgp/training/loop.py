@@ -26,12 +26,13 @@ from sgp.runs.config import Config
 from sgp.runs.folder import RunError, RunFolder, digests
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
+from sgp.training.batch_norm import MixedStatistics
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
 from sgp.training.parallel import ALONE, Team
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
-from sgp.training.statistics import MixedStatistics, TaskStatistics, estimate_statistics, put_statistics
+from sgp.training.statistics import TaskStatistics, estimate_statistics, put_statistics
 
 EMPTY: Mapping[str, Any] = {}
 # A step of Adam is some ten passes over all parameters, a fused one is a single pass: a fifth of a step of MiniLM less.

@@ -6,16 +6,14 @@ has been at. Where a maximum is taken over what dropout has scaled up, as in Ale
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 
 from sgp.training.batch_norm import but_channels
 
@@ -114,44 +112,3 @@ class TaskStatistics:
             task, name = path.split("/")
             tasks.setdefault(int(task), {})[name] = value
         self._tasks = dict(tasks)
-
-
-class MixedStatistics(TorchFunctionMode):
-    """While entered, BatchNorm in eval mode goes by the stored examples and those of the batch together.
-
-    Statistics of a small batch are noisy, and stored ones fall behind where later tasks move the weights; those of
-    both together are less of either. They are the mean and variance of a set in which the stored ones stand for so
-    many examples.
-
-    Args:
-        examples: that stored statistics stand for, at least 1.
-    """
-
-    def __init__(self, examples: int) -> None:
-        super().__init__()
-        self.examples = examples
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = kwargs or {}
-        return self._batch_norm(*args, **given) if func is F.batch_norm else func(*args, **given)
-
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if not training and running_mean is not None and running_var is not None:
-            variance, mean = torch.var_mean(input, but_channels(input), correction=0)
-            share = self.examples / (self.examples + len(input))
-            between = share * (1 - share) * (mean - running_mean).square()
-            running_var = torch.lerp(variance, running_var, share) + between
-            running_mean = torch.lerp(mean, running_mean, share)
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
