@@ -181,8 +181,6 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "sgp", old_share=0.2)
     with pytest.raises(ValueError, match="old_share is for methods that only act on steps, and trgp"):
         configure("digits", "trgp", recipe="fast", old_share=0.2)
-    with pytest.raises(ValueError, match="project_again goes with average"):
-        configure("digits", "sgp", project_again=0.5)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
     assert configure("digits", "sgp", validation=0.0).training.schedule == "constant"

@@ -1,7 +1,5 @@
 """The mean of weights over steps, and that it obeys the projection."""
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from torch import nn
@@ -62,36 +60,6 @@ def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
     for name, tensor in model.state_dict().items():
         # The mean of one step is that step; heads have no past to go back to.
         torch.testing.assert_close(tensor, old[name] + (1.0 if name.startswith("heads.") else 0.75))
-
-
-def test_what_comes_after_the_mean_is_given_the_old_weights_each_time_it_is_used() -> None:
-    torch.manual_seed(0)
-    model = MLP((3, 4), (2, 2))
-    old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    given: list[dict[str, torch.Tensor]] = []
-
-    def halve(before: Mapping[str, torch.Tensor]) -> None:
-        given.append({name: tensor.clone() for name, tensor in before.items()})
-        with torch.no_grad():
-            model.hidden[0].weight.lerp_(before["hidden.0.weight"], 0.5)
-
-    average = WeightAverage(model, 0.5, new=["heads.*"], then=halve)
-    assert set(average.state_dict()) == {"average", "averaged", "old"}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1.0)
-    average.update()
-    with average.applied():
-        torch.testing.assert_close(model.hidden[0].weight.detach(), old["hidden.0.weight"] + 0.5)
-    torch.testing.assert_close(model.hidden[0].weight.detach(), old["hidden.0.weight"] + 1.0)
-    average.keep()
-    for name, tensor in model.state_dict().items():
-        torch.testing.assert_close(tensor, old[name] + (0.5 if name == "hidden.0.weight" else 1.0))
-    without_heads = {name: tensor for name, tensor in old.items() if not name.startswith("heads.")}
-    assert len(given) == 2
-    for each in given:
-        assert each.keys() == without_heads.keys()
-        assert all(torch.equal(each[name], tensor) for name, tensor in without_heads.items())
 
 
 def test_stored_statistics_are_averaged_and_counts_are_not() -> None:

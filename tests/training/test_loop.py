@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,20 +274,32 @@ def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Pa
     assert score.loss == pytest.approx(found, rel=1e-5)
 
 
-def test_the_change_of_a_task_is_projected_again_from_the_second_task_on(tmp_path: Path) -> None:
-    config = small("sgp", tasks=2, epochs=2, schedule="cosine", average=0.9)
-    again = replace(config, settings=replace(config.settings, project_again=0.5))  # type: ignore[arg-type,call-arg]
+def test_the_change_of_a_task_is_projected_again_between_epochs_from_the_second_task_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("sgp", tasks=2, epochs=3, schedule="cosine", average=0.9, project_again=0.5)
     first = run(tmp_path / "first", replace(config, stream=replace(config.stream, tasks=1)))
-    plain, learner = run(tmp_path / "plain", config), run(tmp_path / "again", again)
-    began = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
-    body = {name: tensor for name, tensor in plain.network.state_dict().items() if not name.startswith("heads.")}
-    first.network.load_state_dict(body, strict=False)
-    assert isinstance(first.method, SGP)
-    first.method.memory.project_since(began, 0.5)
-    for name, tensor in learner.network.state_dict().items():
-        wanted = first.network.state_dict()[name] if name in body else plain.network.state_dict()[name]
-        torch.testing.assert_close(tensor, wanted)
-        assert torch.equal(tensor, plain.network.state_dict()[name]) is (name not in body)
+    ended = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
+    plain, calls = SGP.between_epochs, 0
+
+    def observed(method: SGP, before: Mapping[str, Tensor]) -> None:
+        nonlocal calls
+        calls += 1
+        for name, tensor in ended.items():
+            assert name.startswith("heads.") or torch.equal(before[name], tensor)
+        own = {name: parameter.detach().clone() for name, parameter in method.network.named_parameters()}
+        plain(method, before)
+        for layer in ("hidden.0", "hidden.1"):
+            weight, bias = (f"{layer}.{part}" for part in ("weight", "bias"))
+            changes = method.memory.project(own[weight] - before[weight], layer, own[bias] - before[bias])
+            for name, change in zip((weight, bias), changes, strict=True):
+                found = method.network.get_parameter(name).detach()
+                torch.testing.assert_close(found, own[name].lerp(before[name] + change, 0.5))
+                assert not torch.equal(found, own[name])
+
+    monkeypatch.setattr(SGP, "between_epochs", observed)
+    run(tmp_path / "again", config)
+    assert calls == 2  # after all epochs of the second task but the last
 
 
 def test_a_checkpoint_without_what_a_mean_needs_is_told(tmp_path: Path) -> None:

@@ -71,8 +71,13 @@ class Method(ABC, Generic[S]):
     def settle(self) -> None:
         """Bring the weights to where the method wants them, before they are evaluated or saved."""
 
-    def keep(self, before: Mapping[str, Tensor]) -> None:
-        """Bring the weights of a task that was learned to where the method wants them.
+    @property
+    def looks_back(self) -> bool:
+        """Whether `between_epochs` is for this task."""
+        return False
+
+    def between_epochs(self, before: Mapping[str, Tensor]) -> None:
+        """Act on the weights between two epochs of a task.
 
         Args:
             before: parameters by name, as they were when the task began.

@@ -18,7 +18,8 @@ class SGPSettings(GPMSettings):
     """Scale coefficient of Eq. 2, at least 0: larger protects more, and inf is GPM."""
 
     project_again: float = 0.0
-    """average: how far from the mean to its own projection the weights lie that are kept of a task, in [0, 1]."""
+    """How far the weights go, after each epoch of a task but the last, to where the projection of their whole change
+    since the task began would have them, in [0, 1]. Steps along a basis are only scaled, and many still lead far."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,9 +38,12 @@ class SGP(GPM):
     Settings = SGPSettings
     settings: SGPSettings
 
-    def keep(self, before: Mapping[str, Tensor]) -> None:
-        if self.settings.project_again:
-            self.memory.project_since(before, self.settings.project_again)
+    @property
+    def looks_back(self) -> bool:
+        return self.settings.project_again > 0 and self.memory.tasks > 0
+
+    def between_epochs(self, before: Mapping[str, Tensor]) -> None:
+        self.memory.project_since(before, self.settings.project_again)
 
     @staticmethod
     def _alpha(settings: GPMSettings) -> float:

@@ -110,8 +110,6 @@ class Config(Flat):
             raise ValueError(
                 f"old_share is for methods that only act on steps, and {self.method} does more: set it to 0"
             )
-        if getattr(self.settings, "project_again", 0) and not self.training.average:
-            raise ValueError("project_again goes with average: set average above 0, or project_again to 0")
         if self.training.average and getattr(self.settings, "project_every", 1) > 1:
             raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
 

@@ -6,7 +6,7 @@ steps only. The projection is linear, so the mean obeys it as well as they do, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -22,26 +22,15 @@ class WeightAverage:
         decay: share of the old mean that each step keeps, in (0, 1).
         old_share: how much of the way back from the mean to the weights as they are now is gone when it is used.
         new: patterns on names of weights that have no past, which stay as they were learned.
-        then: is given the weights as they are now, by name, once the mean has become the network's weights.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        decay: float,
-        *,
-        old_share: float = 0.0,
-        new: Sequence[str] = (),
-        then: Callable[[Mapping[str, Tensor]], None] | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, decay: float, *, old_share: float = 0.0, new: Sequence[str] = ()) -> None:
         self.decay = decay
         self.old_share = old_share
-        self._then = then
         self._live = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
         self._mean = {name: tensor.clone() for name, tensor in self._live.items()}
         self._steps = torch.zeros((), dtype=torch.int64)
-        is_old_needed = old_share > 0 or then is not None
-        with_past = [name for name in self._live if is_old_needed and not any(fnmatchcase(name, each) for each in new)]
+        with_past = [name for name in self._live if old_share and not any(fnmatchcase(name, each) for each in new)]
         self._old = {name: self._live[name].clone() for name in with_past}
 
     @torch.no_grad()
@@ -57,11 +46,8 @@ class WeightAverage:
         """Make the mean the network's weights, with the share of the old ones."""
         for name, tensor in self._live.items():
             tensor.copy_(self._mean[name])
-        if self.old_share:
-            for name, old in self._old.items():
-                self._live[name].lerp_(old, self.old_share)
-        if self._then is not None:
-            self._then(self._old)
+        for name, old in self._old.items():
+            self._live[name].lerp_(old, self.old_share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -150,6 +150,12 @@ class Learner(Recorded):
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
         average = self._average(position) if training.average else None
+        before: dict[str, Tensor] = {}
+        if self.method.looks_back:
+            began = parts.get("before", {})
+            for name, parameter in self.network.named_parameters():
+                # In memory as the parameter is, also when it was read from a file.
+                before[name] = torch.empty_like(parameter.detach()).copy_(began.get(name, parameter.detach()))
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
             schedule.load_state_dict(progress["schedule"])
@@ -163,6 +169,8 @@ class Learner(Recorded):
 
         while not schedule.done:
             with self._timed("train"):
+                if before and schedule.epochs:
+                    self.method.between_epochs(before)
                 loss = self._epoch(position, tasks, optimizer, schedule, average)
                 self.method.settle()
             with self._timed("validate"), average.applied() if average else nullcontext():
@@ -189,7 +197,7 @@ class Learner(Recorded):
                 validation_accuracy=score.accuracy,
             )
             with self._timed("checkpoint"):
-                self._save(position, schedule=schedule, optimizer=optimizer, best=best, average=average)
+                self._save(position, schedule, optimizer=optimizer, average=average, best=best, before=before)
 
         if average is not None:
             average.keep()
@@ -199,14 +207,9 @@ class Learner(Recorded):
 
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
-        training, again = self.config.training, getattr(self.config.settings, "project_again", 0.0)
-        return WeightAverage(
-            self.trained,
-            training.average,
-            old_share=training.old_share if position else 0.0,
-            new=self._of_single_tasks,
-            then=self.method.keep if position and again else None,
-        )
+        training = self.config.training
+        share = training.old_share if position else 0.0
+        return WeightAverage(self.trained, training.average, old_share=share, new=self._of_single_tasks)
 
     def _epoch(
         self,
@@ -388,11 +391,11 @@ class Learner(Recorded):
     def _save(
         self,
         position: int,
-        *,
         schedule: Schedule | None = None,
+        *,
         optimizer: Optimizer | None = None,
-        best: dict[str, Tensor] | None = None,
         average: WeightAverage | None = None,
+        **weights: dict[str, Tensor] | None,
     ) -> None:
         """Write a checkpoint: at the start of a task, or with a schedule inside it."""
         progress: dict[str, Any] = {"task": position, "accuracies": self.accuracies}
@@ -401,8 +404,7 @@ class Learner(Recorded):
             progress["schedule"] = schedule.state_dict()
         if optimizer is not None and optimizer.state:
             parts["optimizer"] = optimizer_state(optimizer)
-        if best is not None:
-            parts["best"] = best
+        parts |= {name: kept for name, kept in weights.items() if kept}
         if average is not None:
             parts |= average.state_dict()
         if statistics := self.statistics.state_dict():
