@@ -152,7 +152,7 @@ class Learner(Recorded):
         average = self._average(position) if training.average else None
         before: dict[str, Tensor] = {}
         if self.method.looks_back:
-            began = parts.get("before", {})
+            began = parts.get("before", {})  # of a checkpoint inside the task
             for name, parameter in self.network.named_parameters():
                 # In memory as the parameter is, also when it was read from a file.
                 before[name] = torch.empty_like(parameter.detach()).copy_(began.get(name, parameter.detach()))
