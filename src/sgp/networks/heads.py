@@ -31,19 +31,22 @@ class Heads(nn.ModuleList):
         """
         if isinstance(task, Tensor):
             return self._mixed(features, task)
-        logits: Tensor = self._head(task)(features)
+        logits: Tensor = self.of(task)(features)
         return logits
 
-    def _head(self, task: int) -> nn.Module:
+    def of(self, task: int) -> nn.Linear:
+        """The head that answers for a task."""
         if len(self) == 1:
             task = 0
         if not 0 <= task < len(self):
             raise IndexError(f"there are {len(self)} heads, from 0; got task {task}")
-        return self[task]
+        head = self[task]
+        assert isinstance(head, nn.Linear)
+        return head
 
     def _mixed(self, features: Tensor, tasks: Tensor) -> Tensor:
         parts = [(torch.nonzero(tasks == task).flatten(), int(task)) for task in torch.unique(tasks)]
-        own = [(rows, self._head(task)(features[rows])) for rows, task in parts]
+        own = [(rows, self.of(task)(features[rows])) for rows, task in parts]
         logits = features.new_full((len(features), max(part.shape[1] for _, part in own)), -math.inf)
         for rows, part in own:
             columns = torch.arange(part.shape[1], device=rows.device)

@@ -50,6 +50,9 @@ class Training:
     old_share: float = 0.0
     """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The first
     task and heads of single tasks have no weights before it."""
+    realign: bool = False
+    """Fit the heads of earlier tasks, after each task, to the answers that they gave to its examples before it. So they
+    follow the features that it has moved."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "test_batch", "patience"):
@@ -106,10 +109,11 @@ class Config(Flat):
         NETWORKS[self.network]  # refuses a name that is not there
         if self.training.schedule == "patience" and getattr(self.stream, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
-        if self.training.old_share and issubclass(METHODS[self.method], Supervised):
-            raise ValueError(
-                f"old_share is for methods that only act on steps, and {self.method} does more: set it to 0"
-            )
+        for name, off in (("old_share", "0"), ("realign", "False")):
+            if getattr(self.training, name) and issubclass(METHODS[self.method], Supervised):
+                raise ValueError(
+                    f"{name} is for methods that only act on steps, and {self.method} does more: set it to {off}"
+                )
         if self.training.average and getattr(self.settings, "project_every", 1) > 1:
             raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
 

@@ -54,7 +54,7 @@ class MixedStatistics(_Mode):
     many examples.
 
     Args:
-        examples: that stored statistics stand for, at least 1.
+        examples: that stored statistics stand for; with 0 the batch goes by itself alone.
     """
 
     def __init__(self, examples: int) -> None:

@@ -29,6 +29,7 @@ from sgp.training.average import WeightAverage
 from sgp.training.batch_norm import MixedStatistics
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
 from sgp.training.parallel import ALONE, Team
+from sgp.training.realign import answers_of, realign
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
@@ -156,6 +157,7 @@ class Learner(Recorded):
             for name, parameter in self.network.named_parameters():
                 # In memory as the parameter is, also when it was read from a file.
                 before[name] = torch.empty_like(parameter.detach()).copy_(began.get(name, parameter.detach()))
+        answers = self._earlier_answers(position, tasks[0], parts) if self._realigns(position) else {}
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
             schedule.load_state_dict(progress["schedule"])
@@ -197,13 +199,33 @@ class Learner(Recorded):
                 validation_accuracy=score.accuracy,
             )
             with self._timed("checkpoint"):
-                self._save(position, schedule, optimizer=optimizer, average=average, best=best, before=before)
+                self._save(
+                    position, schedule, optimizer=optimizer, average=average, best=best, before=before, answers=answers
+                )
 
         if average is not None:
             average.keep()
         elif best is not None:
             self.trained.load_state_dict(best)
+        if answers:
+            with self._timed("realign"):
+                realign(self.network, range(position), answers["logits"], self._for_realigning(position, tasks[0]))
         self._estimate_statistics(position, tasks)
+
+    def _realigns(self, position: int) -> bool:
+        """Whether earlier tasks have heads of their own, which are to follow."""
+        return self.config.training.realign and position > 0 and bool(self._of_single_tasks)
+
+    def _earlier_answers(self, position: int, task: Task, parts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Of earlier tasks' heads to a task's examples, before it is learned; parts: of a checkpoint inside it."""
+        if "answers" in parts:
+            return dict(parts["answers"])
+        with self._timed("realign"):
+            return {"logits": answers_of(self.network, range(position), self._for_realigning(position, task))}
+
+    def _for_realigning(self, position: int, task: Task) -> Iterator[tuple[Tensor, int]]:
+        for inputs, _ in self._random_batches(task, self.config.training.test_batch, "realign", position):
+            yield inputs, task.head
 
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
