@@ -112,6 +112,33 @@ def test_a_rate_for_heads_that_are_not_trained_is_refused_before_any_work(tmp_pa
         Learner(config, stream_of(config), RunFolder(tmp_path))
 
 
+def test_earlier_heads_follow_the_features_that_a_task_has_moved(tmp_path: Path) -> None:
+    config = small("finetune", tasks=2, lr=0.3)
+    first = run(tmp_path / "first", replace(config, stream=replace(config.stream, tasks=1)))
+    plain = run(tmp_path / "plain", config)
+    aligned = run(tmp_path / "aligned", replace(config, training=replace(config.training, realign=True)))
+    changed = {
+        name
+        for name, tensor in aligned.network.state_dict().items()
+        if not torch.equal(tensor, plain.network.state_dict()[name])
+    }
+    assert changed == {"heads.0.weight", "heads.0.bias"}
+    inputs = aligned.task(1).train.inputs
+    answers = {
+        learner: learner.network.eval()(inputs, 0).softmax(dim=1).detach() for learner in (first, plain, aligned)
+    }
+    drift = [(answers[learner] - answers[first]).norm() for learner in (plain, aligned)]
+    assert 0 < drift[1] < drift[0] / 2
+
+
+def test_a_head_that_cannot_follow_is_refused_before_any_work(tmp_path: Path) -> None:
+    config = small("finetune", kind="permuted", realign=True)
+    with pytest.raises(ValueError, match="realign is for networks with a linear head for each task: all tasks share"):
+        Learner(config, stream_of(config), RunFolder(tmp_path))
+    # There is nothing to follow.
+    run(tmp_path, replace(config, stream=replace(config.stream, tasks=1)))
+
+
 def test_texts_are_scored_in_the_order_of_their_lengths_to_the_same_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,6 +512,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
     "again": {"schedule": "cosine", "average": 0.9, "project_again": 0.5, "statistics": "mixed"},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
+    "realigned": {"schedule": "cosine", "average": 0.9, "realign": True},
 }
 # Where not every method has the recipe's settings.
 METHODS_OF = {"halfway": ("sgp", "finetune"), "again": ("sgp",)}

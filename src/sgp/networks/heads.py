@@ -31,22 +31,19 @@ class Heads(nn.ModuleList):
         """
         if isinstance(task, Tensor):
             return self._mixed(features, task)
-        logits: Tensor = self.of(task)(features)
+        logits: Tensor = self._head(task)(features)
         return logits
 
-    def of(self, task: int) -> nn.Linear:
-        """The head that answers for a task."""
+    def _head(self, task: int) -> nn.Module:
         if len(self) == 1:
             task = 0
         if not 0 <= task < len(self):
             raise IndexError(f"there are {len(self)} heads, from 0; got task {task}")
-        head = self[task]
-        assert isinstance(head, nn.Linear)
-        return head
+        return self[task]
 
     def _mixed(self, features: Tensor, tasks: Tensor) -> Tensor:
         parts = [(torch.nonzero(tasks == task).flatten(), int(task)) for task in torch.unique(tasks)]
-        own = [(rows, self.of(task)(features[rows])) for rows, task in parts]
+        own = [(rows, self._head(task)(features[rows])) for rows, task in parts]
         logits = features.new_full((len(features), max(part.shape[1] for _, part in own)), -math.inf)
         for rows, part in own:
             columns = torch.arange(part.shape[1], device=rows.device)

@@ -29,7 +29,7 @@ from sgp.training.average import WeightAverage
 from sgp.training.batch_norm import MixedStatistics
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
 from sgp.training.parallel import ALONE, Team
-from sgp.training.realign import answers_of, realign
+from sgp.training.realign import answers_of, head_of, realign
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
@@ -78,6 +78,8 @@ class Learner(Recorded):
             raise ValueError(f"{config.method} does not go with the network {config.network}: {error}") from error
         if config.training.head_lr is not None:
             refuse_untrained_heads(self.network, self.trained)
+        if config.training.realign:
+            refuse_shared_head(self.network, stream)
         self.accuracies: list[list[float]] = []
         self.statistics = TaskStatistics()
 
@@ -209,7 +211,8 @@ class Learner(Recorded):
             self.trained.load_state_dict(best)
         if answers:
             with self._timed("realign"):
-                realign(self.network, range(position), answers["logits"], self._for_realigning(position, tasks[0]))
+                inputs = self._inputs_for_realigning(position, tasks[0])
+                realign(self.network, range(position), answers["logits"], inputs, tasks[0].head)
         self._estimate_statistics(position, tasks)
 
     def _realigns(self, position: int) -> bool:
@@ -221,11 +224,12 @@ class Learner(Recorded):
         if "answers" in parts:
             return dict(parts["answers"])
         with self._timed("realign"):
-            return {"logits": answers_of(self.network, range(position), self._for_realigning(position, task))}
+            inputs = self._inputs_for_realigning(position, task)
+            return {"logits": answers_of(self.network, range(position), inputs, task.head)}
 
-    def _for_realigning(self, position: int, task: Task) -> Iterator[tuple[Tensor, int]]:
+    def _inputs_for_realigning(self, position: int, task: Task) -> Iterator[Tensor]:
         for inputs, _ in self._random_batches(task, self.config.training.test_batch, "realign", position):
-            yield inputs, task.head
+            yield inputs
 
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
@@ -476,6 +480,17 @@ def refuse_untrained_heads(network: nn.Module, trained: nn.Module) -> None:
     own = {id(parameter) for parameter in trained.parameters()}
     if not any(id(parameter) in own for parameter in _heads(network)):
         raise ValueError("head_lr is for heads of the network that are trained, and there are none")
+
+
+def refuse_shared_head(network: nn.Module, stream: Stream) -> None:
+    """A head that learns the new task too cannot follow its features for the sake of an earlier one."""
+    try:
+        if len(stream.heads) < len(stream):
+            raise AttributeError("all tasks share one")
+        for task in range(len(stream)):
+            head_of(network, task)
+    except AttributeError as error:
+        raise ValueError(f"realign is for networks with a linear head for each task: {error}") from error
 
 
 def _heads(network: nn.Module) -> list[nn.Parameter]:

@@ -13,30 +13,28 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from sgp.networks.heads import Heads
 from sgp.training.batch_norm import MixedStatistics
-
-Batches = Iterable[tuple[Tensor, int]]
 
 # Of the mean energy of a feature: what keeps heads where they are along directions that the new task hardly has.
 RIDGE = 0.1
 
 
 @torch.no_grad()
-def answers_of(network: nn.Module, tasks: Sequence[int], batches: Batches) -> Tensor:
-    """What the heads of some tasks answer to inputs [n, classes of all].
+def answers_of(network: nn.Module, tasks: Sequence[int], batches: Iterable[Tensor], task: int) -> Tensor:
+    """What the heads of some tasks answer to inputs of another [n, classes of all].
 
     Args:
-        network: `network(inputs, head)`, with `heads`; it is as before afterwards.
+        network: `network(inputs, task)`, with `heads`; it is as before afterwards.
         tasks: whose heads.
-        batches: inputs, and the head that they are for.
+        batches: of inputs.
+        task: that they are of.
     """
-    heads = _heads(network, tasks)
-    return torch.cat([_answers(heads, features) for features in _features(network, batches)])
+    heads = [head_of(network, each) for each in tasks]
+    return torch.cat([_answers(heads, features) for features in _features(network, batches, task)])
 
 
 @torch.no_grad()
-def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: Batches) -> None:
+def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: Iterable[Tensor], task: int) -> None:
     """Change heads so that they answer to inputs as they did, as far as a linear layer can and a ridge lets them.
 
     With X the features [n, d] and A the answers that are wanted, the weights W of all these heads become W + D^T with
@@ -44,16 +42,17 @@ def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: 
         D = (X^T X + r I)^-1 X^T (A - X W^T)
 
     Args:
-        network: `network(inputs, head)`, with `heads`.
+        network: `network(inputs, task)`, with `heads`.
         tasks: whose heads.
         answers: to the same batches at an earlier moment, as `answers_of` gave them.
-        batches: inputs, and the head that they are for.
+        batches: of inputs.
+        task: that they are of.
     """
-    heads = _heads(network, tasks)
+    heads = [head_of(network, each) for each in tasks]
     with_bias = any(head.bias is not None for head in heads)
     gram = product = torch.zeros(())
     seen = 0
-    for features in _features(network, batches):
+    for features in _features(network, batches, task):
         error = answers[seen : seen + len(features)] - _answers(heads, features)
         seen += len(features)
         # A bias is the weight of a feature that is always 1.
@@ -67,27 +66,34 @@ def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: 
             head.bias.add_(change[:, -1])
 
 
-def _heads(network: nn.Module, tasks: Sequence[int]) -> list[nn.Linear]:
-    heads = network.get_submodule("heads")
-    assert isinstance(heads, Heads)
-    return [heads.of(task) for task in tasks]
+def head_of(network: nn.Module, task: int) -> nn.Linear:
+    """The linear layer that answers for a task.
+
+    Raises:
+        AttributeError: the network has none.
+    """
+    head = network.get_submodule(f"heads.{task}")
+    if not isinstance(head, nn.Linear):
+        raise AttributeError(f"the head of task {task} is no linear layer: {head}")
+    return head
 
 
 def _answers(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
     return torch.cat([head(features) for head in heads], dim=1)
 
 
-def _features(network: nn.Module, batches: Batches) -> Iterator[Tensor]:
+def _features(network: nn.Module, batches: Iterable[Tensor], task: int) -> Iterator[Tensor]:
     """What the heads read [n, d], batch by batch. BatchNorm goes by the batch, before and after a task alike."""
     read: list[Tensor] = []
-    hook = network.get_submodule("heads").register_forward_pre_hook(lambda module, args: read.append(args[0]))
-    was_training = network.training
+    hook = head_of(network, task).register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
-        for inputs, head in batches:
+        for inputs in batches:
             with MixedStatistics(0):
-                network(inputs, head)
+                network(inputs, task)
             yield read.pop()
     finally:
         hook.remove()
-        network.train(was_training)
+        for module, mode in modes.items():
+            module.training = mode

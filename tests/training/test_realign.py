@@ -1,0 +1,93 @@
+"""Heads of earlier tasks answer to a later task's examples as they did before it."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sgp.networks.heads import Heads
+from sgp.training.realign import RIDGE, answers_of, realign
+
+
+class Network(nn.Module):
+    """A linear body, with BatchNorm and dropout if asked for, and heads."""
+
+    def __init__(self, *, bias: bool = False, norm: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 5, bias=False)
+        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+        self.dropout = nn.Dropout(0.5)
+        self.heads = Heads(5, (2, 3, 4), bias=bias)
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        logits: Tensor = self.heads(self.dropout(self.norm(self.body(x))), task)
+        return logits
+
+
+def batches(count: int = 4) -> list[Tensor]:
+    return [torch.randn(16, 6) for _ in range(count)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_change_is_that_of_the_formula(bias: bool) -> None:
+    torch.manual_seed(0)
+    network, lots = Network(bias=bias).double(), [inputs.double() for inputs in batches()]
+    wanted = answers_of(network, [0, 1], lots, 2)
+    with torch.no_grad():
+        network.body.weight.add_(torch.randn_like(network.body.weight) / 4)
+    own = [head.weight.detach().clone() for head in network.heads]
+    x = network.body(torch.cat(lots)).detach()
+    ones = torch.ones(len(x), int(bias), dtype=x.dtype)
+    full = torch.cat([x, ones], dim=1)
+    W = torch.cat([torch.cat([head.weight, *([head.bias[:, None]] if bias else [])], dim=1) for head in network.heads])
+    r = RIDGE * full.square().sum(0).mean()
+    D = torch.linalg.inv(full.T @ full + r * torch.eye(full.shape[1])) @ full.T @ (wanted - full @ W[:5].T)
+    realign(network, [0, 1], wanted, lots, 2)
+    for head, weight, change in zip(network.heads, own, D.T.split([2, 3]), strict=False):
+        torch.testing.assert_close(head.weight.detach(), weight + change[:, :5])
+    assert torch.equal(network.heads[2].weight, own[2])
+
+
+def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen() -> None:
+    torch.manual_seed(0)
+    network, unseen = Network(bias=True).eval(), torch.randn(50, 6)
+    before = network(unseen, 0).detach()
+    lots = batches(count=20)
+    wanted = answers_of(network, [0], lots, 2)
+    with torch.no_grad():
+        network.body.weight.copy_((torch.eye(5) + torch.randn(5, 5) / 5) @ network.body.weight)
+    lost = (network(unseen, 0) - before).norm()
+    for _ in range(20):  # each time the ridge holds back less
+        realign(network, [0], wanted, lots, 2)
+    assert (network(unseen, 0) - before).norm() < lost / 20
+
+
+def test_heads_stay_where_nothing_has_moved() -> None:
+    torch.manual_seed(0)
+    network, lots = Network(bias=True), batches()
+    own = copy.deepcopy(network.heads.state_dict())
+    realign(network, [0, 1], answers_of(network, [0, 1], lots, 2), lots, 2)
+    torch.testing.assert_close(network.heads.state_dict(), own, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
+    torch.manual_seed(0)
+    network, lots = Network(norm=True).train(training), batches()
+    own = copy.deepcopy(network.state_dict())
+    wanted = answers_of(network, [0], lots, 2)
+    realign(network, [0], 2 * wanted, lots, 2)
+    changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, own[name])}
+    assert changed == {"heads.0.weight"}
+    assert all(module.training is training for module in network.modules())
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_batch_norm_goes_by_the_batch() -> None:
+    torch.manual_seed(0)
+    network, inputs = Network(norm=True), torch.randn(16, 6) + 3
+    found = answers_of(network, [1], [inputs], 2)
+    x = network.body(inputs)
+    x = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(found, (x @ network.heads[1].weight.T).detach())
