@@ -160,6 +160,7 @@ DIGITS = ["digits", "--kind", "split", "--tasks", "2", "--epochs", "3"]
 RUNS: dict[str, list[str]] = {method: [*DIGITS, "--method", method] for method in ABLE} | {
     "patience": [*DIGITS, "--schedule", "patience", "--patience", "1"],
     "the fast recipe": [*DIGITS, "--recipe", "fast"],
+    "realigned heads": [*DIGITS, "--recipe", "fast", "--realign"],
     "adam": [*DIGITS, "--optimizer", "adamw", "--lr", "0.001"],
     "several steps at once": [*DIGITS, "--project-every", "3"],
     "batches of one": [*DIGITS, "--samples", "5", "--batch", "1", "--lr", "0.01"],
