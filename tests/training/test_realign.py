@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.networks.heads import Heads
-from sgp.training.realign import RIDGE, answers_of, realign
+from sgp.projection.realign import RIDGE
+from sgp.training.realign import earlier_answers, realign
 
 
 class Network(nn.Module):
@@ -33,7 +34,7 @@ def batches(count: int = 4) -> list[Tensor]:
 def test_the_change_is_that_of_the_formula(bias: bool) -> None:
     torch.manual_seed(0)
     network, lots = Network(bias=bias).double(), [inputs.double() for inputs in batches()]
-    wanted = answers_of(network, [0, 1], lots, 2)
+    wanted = earlier_answers(network, [0, 1], lots, 2)
     with torch.no_grad():
         network.body.weight.add_(torch.randn_like(network.body.weight) / 4)
     own = [head.weight.detach().clone() for head in network.heads]
@@ -54,7 +55,7 @@ def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen(
     network, unseen = Network(bias=True).eval(), torch.randn(50, 6)
     before = network(unseen, 0).detach()
     lots = batches(count=20)
-    wanted = answers_of(network, [0], lots, 2)
+    wanted = earlier_answers(network, [0], lots, 2)
     with torch.no_grad():
         network.body.weight.copy_((torch.eye(5) + torch.randn(5, 5) / 5) @ network.body.weight)
     lost = (network(unseen, 0) - before).norm()
@@ -67,7 +68,7 @@ def test_heads_stay_where_nothing_has_moved() -> None:
     torch.manual_seed(0)
     network, lots = Network(bias=True), batches()
     own = copy.deepcopy(network.heads.state_dict())
-    realign(network, [0, 1], answers_of(network, [0, 1], lots, 2), lots, 2)
+    realign(network, [0, 1], earlier_answers(network, [0, 1], lots, 2), lots, 2)
     torch.testing.assert_close(network.heads.state_dict(), own, rtol=0, atol=1e-6)
 
 
@@ -76,7 +77,7 @@ def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
     torch.manual_seed(0)
     network, lots = Network(norm=True).train(training), batches()
     own = copy.deepcopy(network.state_dict())
-    wanted = answers_of(network, [0], lots, 2)
+    wanted = earlier_answers(network, [0], lots, 2)
     realign(network, [0], 2 * wanted, lots, 2)
     changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, own[name])}
     assert changed == {"heads.0.weight"}
@@ -87,7 +88,7 @@ def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
 def test_batch_norm_goes_by_the_batch() -> None:
     torch.manual_seed(0)
     network, inputs = Network(norm=True), torch.randn(16, 6) + 3
-    found = answers_of(network, [1], [inputs], 2)
+    found = earlier_answers(network, [1], [inputs], 2)
     x = network.body(inputs)
     x = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(found, (x @ network.heads[1].weight.T).detach())

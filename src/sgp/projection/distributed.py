@@ -108,6 +108,14 @@ class Team:
             except Exception as error:
                 goes_on, failure = False, error
 
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Over all processes."""
+        return tensor if self.size == 1 else self._broadcast(self._reduced(tensor, 0), 0)
+
+    def of_first(self, tensor: Tensor) -> Tensor:
+        """What the first process has, on all."""
+        return tensor if self.size == 1 else self._broadcast(tensor, 0)
+
     def merged(self, statistics: Mapping[str, Statistic]) -> tuple[dict[str, Statistic], set[str]]:
         """Statistics over all processes, each on one of them; and all guards that have one somewhere."""
         if self.size == 1:

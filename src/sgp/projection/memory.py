@@ -26,6 +26,7 @@ from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layou
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
+from sgp.projection.realign import realign
 from sgp.projection.representation import collect, warn_unless_shuffled
 from sgp.projection.sharded import as_dtensor, is_laid_out_as, local, whole
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
@@ -480,14 +481,73 @@ class GradientMemory:
         """
         if self.tasks == 0:
             raise RuntimeError("there is nothing to check before the first update")
-        reference = reference or self._anchor
-        if reference is None:
-            raise RuntimeError(
-                "the weights as of the last update are not here (anchor=False, or the memory was loaded "
-                "into a model that has trained on): pass reference=, a state_dict of the model"
-            )
+        reference = self._weights_of_last_update(reference)
         self._protection.look_for_shards()
         return check(self._protection, batch, reference, forward, mask)
+
+    def realign(
+        self,
+        heads: nn.Linear | Iterable[nn.Linear],
+        batches: Iterable[Any],
+        *,
+        features: Callable[[Any], Tensor],
+        reference: Mapping[str, Tensor] | None = None,
+        distributed: bool = True,
+    ) -> None:
+        """Let heads of earlier tasks follow the features that a task has moved; call it before the task's update.
+
+        They are fitted by least squares to the answers that they gave to the task's inputs before it was learned.
+        ::
+
+            train(model, optimizer, task)
+            memory.realign(model.heads[:2], task.loader, features=lambda batch: model.features(batch[0]))
+            memory.update(task.loader)
+
+        The model runs in eval mode without gradients and is left as it was, but for these heads. Where
+        torch.distributed has been set up, every process calls this with its own shard of the data.
+
+        Args:
+            heads: linear layers of earlier tasks, which read the same features; none is a protected layer.
+            batches: of the task that was just learned.
+            features: runs the model on a batch up to what the heads read, [..., d].
+            reference: a ``state_dict`` of the model before the task, instead of the weights as of the last update.
+            distributed: False leaves other processes out.
+        """
+        protection = self._protection
+        heads = [heads] if isinstance(heads, nn.Linear) else list(heads)
+        if not heads:
+            return
+        self._refuse_heads(heads)
+        protection.look_for_shards()
+        if protection.is_sharded:
+            raise ValueError("realign is not for sharded models, whose earlier weights are in parts on many processes")
+        refuse_inside(protection, "heads would be fitted to weights that are undone at its end")
+        protection.flush()
+        reference = self._weights_of_last_update(reference)
+        realign(self.model, heads, batches, features, reference, Team(distributed))
+
+    def _refuse_heads(self, heads: Sequence[nn.Module]) -> None:
+        names = {module: name for name, module in self.model.named_modules()}
+        protected = {id(self._protection.parameter(guard.weight)) for guard in self._protection.layout.guards.values()}
+        widths = set()
+        for head in heads:
+            if not isinstance(head, nn.Linear) or head not in names:
+                raise TypeError(f"heads must be nn.Linear layers of the model, got {head}")
+            if id(head.weight) in protected:
+                raise ValueError(f"{names[head]!r} is a protected layer, not a head: name it in exclude=")
+            widths.add(head.in_features)
+        if len(widths) > 1:
+            raise ValueError(f"heads must read the same features, got some of {', '.join(map(str, sorted(widths)))}")
+
+    def _weights_of_last_update(self, given: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """Or those that were given in their place."""
+        found = given or self._anchor
+        if found is None:
+            raise RuntimeError(
+                "the weights as of the last update are not here (anchor=False, there was none, or the memory was "
+                "loaded into a model that has trained on): pass reference=, a state_dict of the model"
+            )
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the memory knows, as tensors and plain values."""

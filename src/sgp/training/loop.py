@@ -29,7 +29,7 @@ from sgp.training.average import WeightAverage
 from sgp.training.batch_norm import MixedStatistics
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
 from sgp.training.parallel import ALONE, Team
-from sgp.training.realign import answers_of, head_of, realign
+from sgp.training.realign import earlier_answers, head_of, realign
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
 from sgp.training.seeds import generator_for, seed_for
@@ -225,7 +225,7 @@ class Learner(Recorded):
             return dict(parts["answers"])
         with self._timed("realign"):
             inputs = self._inputs_for_realigning(position, task)
-            return {"logits": answers_of(self.network, range(position), inputs, task.head)}
+            return {"logits": earlier_answers(self.network, range(position), inputs, task.head)}
 
     def _inputs_for_realigning(self, position: int, task: Task) -> Iterator[Tensor]:
         for inputs, _ in self._random_batches(task, self.config.training.test_batch, "realign", position):
