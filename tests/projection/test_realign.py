@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
-from sgp.projection.realign import RIDGE
+from sgp.projection.realign import RIDGE, refit
 
 
 class Net(nn.Module):
@@ -62,25 +62,85 @@ def heads(model: Net) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.heads.state_dict().items()}
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_the_change_is_that_of_the_formula(bias: bool) -> None:
-    model, memory = learned(bias=bias)
-    before = copy.deepcopy(model)
+def literally(X: Tensor, wanted: Tensor, W: Tensor) -> Tensor:
+    """The formula, with the ridge of each feature in proportion to the mean energy of all."""
+    r = RIDGE * X.square().sum(0).mean()
+    return W + (torch.linalg.inv(X.T @ X + r * torch.eye(X.shape[1])) @ X.T @ (wanted - X @ W.T)).T
+
+
+def anchored(model: Net, memory: sgp.GradientMemory) -> Net:
+    """The model as of the last update, in eval mode."""
     assert memory._anchor is not None
+    before = copy.deepcopy(model).eval()
     before.load_state_dict(memory._anchor)
+    return before
+
+
+def test_the_change_is_that_of_the_formula() -> None:
+    model, memory = learned(bias=False)
+    wanted = anchored(model, memory)(inputs(1), 0)
     model.eval()
-    before.eval()
-    with torch.no_grad():
-        X, head = model.body(inputs(1)).double(), copy.deepcopy(model.heads[0]).double()
-        wanted = before(inputs(1), 0).double()
-        W = head.weight
-        if bias:
-            X, W = torch.cat([X, torch.ones(64, 1)], dim=1), torch.cat([W, head.bias[:, None]], dim=1)
-        r = RIDGE * X.square().sum(0).mean()
-        D = torch.linalg.inv(X.T @ X + r * torch.eye(X.shape[1])) @ X.T @ (wanted - X @ W.T)
+    X, W = model.body(inputs(1)), model.heads[0].weight
+    expected = literally(X.double(), wanted.double(), W.double()).detach()
     memory.realign(model.heads[0], inputs(1).split(20), features=of(model))
-    found = torch.cat([model.heads[0].weight, *([model.heads[0].bias[:, None]] if bias else [])], dim=1)
-    torch.testing.assert_close(found.double(), W + D.T, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.heads[0].weight.double(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_bias_is_the_weight_of_a_feature_that_is_always_1() -> None:
+    model, memory = learned()
+    wanted = anchored(model, memory)(inputs(1), 0).double()
+    model.eval()
+    head = model.heads[0]
+    X = torch.cat([model.body(inputs(1)), torch.ones(64, 1)], dim=1).double().detach()
+    W = torch.cat([head.weight, head.bias[:, None]], dim=1).double().detach()
+    ridge = torch.full((7,), float(X[:, :6].square().sum(0).mean()), dtype=torch.float64)
+    ridge[6] = 64
+    D = torch.linalg.inv(X.T @ X + RIDGE * ridge.diag()) @ X.T @ (wanted - X @ W.T)
+    memory.realign(head, [inputs(1)], features=of(model))
+    found = torch.cat([head.weight, head.bias[:, None]], dim=1).double()
+    torch.testing.assert_close(found, W + D.T, atol=1e-5, rtol=0)
+
+
+def fitted(heads: list[nn.Linear], X: Tensor, wanted: list[Tensor]) -> list[Tensor]:
+    """What copies of heads answer after a fit."""
+    heads = copy.deepcopy(heads)
+    refit(heads, [(X, torch.cat(wanted, dim=1))])
+    return [head(X).detach() for head in heads]
+
+
+def test_a_fit_does_not_depend_on_the_size_of_features_or_on_other_heads() -> None:
+    torch.manual_seed(0)
+    heads, X = [nn.Linear(6, 3), nn.Linear(6, 2, bias=False), nn.Linear(6, 4)], torch.randn(50, 6) + 1
+    wanted = [torch.randn(50, head.out_features) for head in heads]
+    together = fitted(heads, X, wanted)
+    for head, own, found in zip(heads, wanted, together, strict=True):
+        torch.testing.assert_close(fitted([head], X, [own])[0], found, atol=1e-5, rtol=0)
+        small = copy.deepcopy(head)
+        small.weight.data *= 1000
+        torch.testing.assert_close(fitted([small], X / 1000, [own])[0], found, atol=1e-4, rtol=0)
+
+
+def test_half_precision_does_not_overflow() -> None:
+    torch.manual_seed(0)
+    head, X = nn.Linear(6, 3).half(), (4 * torch.randn(8000, 6)).half()
+    wanted = X @ torch.randn(3, 6).half().T
+    refit([head], [(X, wanted)])
+    assert (head(X) - wanted).norm() < wanted.norm() / 5
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_is_refused_and_nothing_changes(bad: float) -> None:
+    model, memory = learned()
+    own, features = heads(model), of(model)
+
+    def spoilt(x: Tensor) -> Tensor:
+        found = features(x)
+        found[3, 2] = bad
+        return found
+
+    with pytest.raises(FloatingPointError, match="not numbers"):
+        memory.realign(model.heads[0], [inputs(1)], features=spoilt)
+    assert all(torch.equal(tensor, own[name]) for name, tensor in heads(model).items())
 
 
 def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen() -> None:
@@ -99,7 +159,7 @@ def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen(
 
 def test_batches_may_come_in_any_order_and_the_model_is_as_it_was_but_for_the_heads() -> None:
     model, memory = learned()
-    again = copy.deepcopy(heads(model))
+    again = heads(model)
     own, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     data = TensorDataset(inputs(1), torch.zeros(64))
     state = torch.get_rng_state()
@@ -110,44 +170,114 @@ def test_batches_may_come_in_any_order_and_the_model_is_as_it_was_but_for_the_he
     assert changed == {"heads.0.weight", "heads.0.bias"}
     shuffled = heads(model)
     model.heads.load_state_dict(again)
-    memory.realign(model.heads[:1], DataLoader(data, batch_size=64), features=of(model))
+    memory.realign([model.heads[0]] * 2, DataLoader(data, batch_size=64), features=of(model))
     torch.testing.assert_close(heads(model), shuffled, atol=1e-5, rtol=0)
     memory.update([inputs(1)], forward=lambda x: model(x, 1))
 
 
-def test_nothing_has_moved_right_after_an_update() -> None:
-    model, memory = learned()
-    memory.update([inputs(1)], forward=lambda x: model(x, 1))
-    own = heads(model)
-    memory.realign(model.heads[:2], [inputs(2)], features=of(model))
-    torch.testing.assert_close(heads(model), own, atol=1e-6, rtol=0)
-    memory.realign([], [inputs(2)], features=of(model))  # as in a first task
+def test_features_may_have_more_dimensions_and_come_from_autocast() -> None:
+    found = []
+    for autocast in (False, True):
+        for shape in ((64, 6), (4, 16, 6)):
+            model, memory = learned()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                memory.realign(model.heads[0], [inputs(1)], features=lambda x: model.body(x).view(shape))  # noqa: B023
+            found.append(model.heads[0].weight.detach() - learned()[0].heads[0].weight.detach())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+    assert (found[2] - found[0]).norm() < found[0].norm() / 5
+
+
+def test_steps_that_are_still_to_be_projected_are_projected_first() -> None:
+    found = []
+    for flushed in (False, True):
+        model, memory = learned()
+        memory.update([inputs(1)], forward=lambda x: model(x, 1))  # noqa: B023
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        handle = memory.attach(optimizer, every=50)
+        train(model, optimizer, 2)
+        if flushed:
+            handle.flush()
+        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
+        found.append(heads(model))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_other_weights_can_be_given_to_go_back_to() -> None:
-    model, memory = learned(anchor=False)
+    model, memory = learned()
+    reference = copy.deepcopy(memory._anchor)
+    memory.realign(model.heads[0], [inputs(1)], features=of(model))
+    bare, without = learned(anchor=False)
     with pytest.raises(RuntimeError, match="pass reference="):
-        memory.realign(model.heads[0], [inputs(1)], features=of(model))
-    reference = copy.deepcopy(model.state_dict())
-    own = heads(model)
-    memory.realign(model.heads[0], [inputs(1)], features=of(model), reference=reference)
-    torch.testing.assert_close(heads(model), own, atol=1e-6, rtol=0)
+        without.realign(bare.heads[0], [inputs(1)], features=of(bare))
+    without.realign(bare.heads[0], [inputs(1)], features=of(bare), reference=reference)
+    torch.testing.assert_close(heads(bare), heads(model), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="these are the model's own tensors"):
+        without.realign(bare.heads[0], [inputs(1)], features=of(bare), reference=bare.state_dict())
+    with pytest.raises(ValueError, match="reference: there is no 'body"):
+        without.realign(
+            bare.heads[0], [inputs(1)], features=of(bare), reference={"module.body.0.weight": torch.ones(1)}
+        )
+
+
+def test_a_call_at_the_wrong_time_is_refused() -> None:
+    model, memory = learned()
+    memory.realign([], [inputs(1)], features=of(model))  # as in a first task
+    memory.update([inputs(1)], forward=lambda x: model(x, 1))
+    with pytest.raises(RuntimeError, match="nothing has changed since the last update: call realign before"):
+        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    handle = memory.attach(optimizer)
+    train(model, optimizer, 2)
+    with pytest.raises(
+        ValueError, match=r"'heads\.2' has changed since the last update, so it is no head of an earlier"
+    ):
+        memory.realign(model.heads, [inputs(2)], features=of(model))
+    with handle.projected(), pytest.raises(RuntimeError, match="heads would be fitted to weights that are undone"):
+        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
 
 
 def test_what_cannot_be_realigned_is_refused_and_nothing_changes() -> None:
     model, memory = learned()
     own = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=r"'body\.4' is a protected layer, not a head: name it in exclude="):
-        memory.realign(model.body[4], [inputs(1)], features=of(model))
-    with pytest.raises(TypeError, match=r"heads must be nn\.Linear layers of the model, got Linear"):
-        memory.realign(nn.Linear(6, 3), [inputs(1)], features=of(model))
-    with pytest.raises(TypeError, match=r"heads must be nn\.Linear layers of the model, got Tanh"):
-        memory.realign([model.body[2]], [inputs(1)], features=of(model))
-    with pytest.raises(ValueError, match=r"features must give what the heads read, \[n, 6\]; got shape \(64, 8\)"):
-        memory.realign(model.heads[0], [inputs(1)], features=lambda batch: batch)
-    with pytest.raises(ValueError, match="the batches gave no input"):
-        memory.realign(model.heads[0], [], features=of(model))
+    right = {"batches": [inputs(1)], "features": of(model)}
+    cases: list[tuple[type[Exception], str, Any, dict[str, Any]]] = [
+        (ValueError, r"'body\.4' is protected, .*: exclude=\['body\.4\.\*'\]", model.body[4], right),
+        (TypeError, "the model has no such head, Linear", nn.Linear(6, 3), right),
+        (TypeError, r"heads must be nn\.Linear layers, got Tanh", [model.body[2]], right),
+        (ValueError, "got some of 6 and 8", [model.heads[0], model.body[0]], right),
+        (
+            ValueError,
+            r"what the heads read, \[n, 6\]; got shape \(64, 8\)",
+            model.heads[0],
+            right | {"features": torch.tanh},
+        ),
+        (ValueError, "what the heads read, .*; got tuple", model.heads[0], right | {"features": lambda x: (x,)}),
+        (ValueError, "the batches gave no features", model.heads[0], right | {"batches": []}),
+        (ValueError, "or only zeros", model.heads[0], right | {"features": lambda x: x[:, :6] * 0}),
+        (TypeError, "looks like a single batch", model.heads[0], right | {"batches": inputs(1)}),
+    ]
+    for kind, message, head, arguments in cases:
+        with pytest.raises(kind, match=message):
+            memory.realign(head, arguments["batches"], features=arguments["features"])
     assert all(torch.equal(tensor, own[name]) for name, tensor in model.state_dict().items())
+
+
+def test_heads_whose_weight_is_not_their_own_are_refused() -> None:
+    model, memory = learned()
+    model.heads[1].weight = model.heads[0].weight
+    with pytest.raises(ValueError, match=r"'heads\.0' and 'heads\.1' have one weight"):
+        memory.realign(model.heads[:2], [inputs(1)], features=of(model))
+    nn.utils.parametrizations.weight_norm(model.heads[2])
+    with pytest.raises(TypeError, match=r"the weight of 'heads\.2' is computed from others"):
+        memory.realign(model.heads[2], [inputs(1)], features=of(model))
+
+
+def test_sharded_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, memory = learned()
+    monkeypatch.setattr(type(memory._protection), "is_sharded", True)
+    with pytest.raises(ValueError, match="realign is not for sharded models"):
+        memory.realign(model.heads[0], [inputs(1)], features=of(model))
 
 
 def process(out: str, mode: str) -> None:

@@ -183,6 +183,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "trgp", recipe="fast", old_share=0.2)
     with pytest.raises(ValueError, match="realign is for methods that only act on steps, and er"):
         configure("digits", "er", kind="split", realign=True)
+    with pytest.raises(ValueError, match="realign is not for blip, which rounds the weights"):
+        configure("digits", "blip", kind="split", realign=True)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
     assert configure("digits", "sgp", validation=0.0).training.schedule == "constant"

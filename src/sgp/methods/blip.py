@@ -91,6 +91,7 @@ class BLIP(Method[BLIPSettings]):
 
     name = "blip"
     description = "bit-level information preserving: each task freezes the first bits of the weights it uses"
+    rounds_weights = True
     Settings: ClassVar[type[BLIPSettings]] = BLIPSettings
 
     def __init__(self, network: nn.Module, settings: BLIPSettings, *, exclude: Sequence[str] = ()) -> None:

@@ -44,6 +44,7 @@ class Method(ABC, Generic[S]):
         splits_batches: whether several processes can each take a part of every batch, with their gradients summed when
             the optimizer is about to step. Until then a method must do nothing to gradients but what commutes with a
             mean, and learn nothing from batches; hooks on the step that it registers in `attach` see the sum.
+        rounds_weights: whether `consolidate` changes weights, so that nothing can be fitted to them before it.
         packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
 
     Args:
@@ -57,6 +58,7 @@ class Method(ABC, Generic[S]):
     Settings: ClassVar[type[Any]]
     keeps_data: ClassVar[bool] = False
     splits_batches: ClassVar[bool] = False
+    rounds_weights: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:

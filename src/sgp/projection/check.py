@@ -76,7 +76,7 @@ def check(
     model = protection.model
     guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
     team = Team(protection.is_sharded)  # then its forward passes are of all processes together
-    team.agreed(partial(_refuse_unfit, reference, protection, guards))
+    team.agreed(partial(refuse_unfit, reference, protection, guards))
     names = [guard.name for guard in guards]
     statistics = team.agreed(
         partial(
@@ -93,7 +93,7 @@ def check(
     )
     run = forward or forward_of(model)
     present = tensors_of(model)
-    reference = {name: _lengthened(value, present.get(name, value)) for name, value in reference.items()}
+    reference = {name: lengthened(value, present.get(name, value)) for name, value in reference.items()}
     then_laid_out = {name: laid_out_as(value, present.get(name, value)) for name, value in reference.items()}
     with no_trace(model, ()), protection.unflushed():
         now = _outputs(run(batch))
@@ -140,7 +140,8 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in named.items()}
 
 
-def _refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]) -> None:
+def refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]) -> None:
+    """Raise if a reference lacks a guarded weight, has one of another shape, or is the model's own."""
     for name in {name for guard in guards for name in guard.parameters}:
         if name not in reference:
             raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
@@ -160,7 +161,7 @@ def has_grown(then: Tensor, now: Tensor) -> bool:
     return then.dim() > 0 and then.shape[1:] == now.shape[1:] and len(then) < len(now)
 
 
-def _lengthened(then: Tensor, now: Tensor) -> Tensor:
+def lengthened(then: Tensor, now: Tensor) -> Tensor:
     """A reference of a parameter that has grown since, with the new rows as they are now: none of them has drifted."""
     if not isinstance(then, Tensor) or not has_grown(then, now):
         return then

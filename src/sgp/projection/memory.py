@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 
 from sgp.projection import storage
 from sgp.projection.capacity import Capacity, capacity_of, print_table
-from sgp.projection.check import Check, check, has_grown, tensors_of
+from sgp.projection.check import Check, check, has_grown, lengthened, refuse_unfit, tensors_of
 from sgp.projection.distributed import Team
-from sgp.projection.layout import BiasRule, Guard, Layout, check_patterns, layout_of, matches
+from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, check_patterns, layout_of, matches
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
-from sgp.projection.realign import realign
+from sgp.projection.realign import heads_of, realign
 from sgp.projection.representation import collect, warn_unless_shuffled
 from sgp.projection.sharded import as_dtensor, is_laid_out_as, local, whole
 from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
@@ -514,30 +514,30 @@ class GradientMemory:
             distributed: False leaves other processes out.
         """
         protection = self._protection
-        heads = [heads] if isinstance(heads, nn.Linear) else list(heads)
-        if not heads:
-            return
-        self._refuse_heads(heads)
+        own = list(heads_of(self.model, [heads] if isinstance(heads, nn.Linear) else heads).items())
+        for name, _ in own:
+            self._refuse_held_head(name)
+        _refuse_single_batch(batches)
         protection.look_for_shards()
         if protection.is_sharded:
             raise ValueError("realign is not for sharded models, whose earlier weights are in parts on many processes")
+        if not own:
+            return
         refuse_inside(protection, "heads would be fitted to weights that are undone at its end")
         protection.flush()
         reference = self._weights_of_last_update(reference)
-        realign(self.model, heads, batches, features, reference, Team(distributed))
+        refuse_unfit(reference, protection, list(protection.layout.guards.values()))
+        present = tensors_of(self.model)
+        reference = {name: lengthened(value, present.get(name, value)) for name, value in reference.items()}
+        realign(self.model, [head for _, head in own], batches, features, reference, Team(distributed))
 
-    def _refuse_heads(self, heads: Sequence[nn.Module]) -> None:
-        names = {module: name for name, module in self.model.named_modules()}
-        protected = {id(self._protection.parameter(guard.weight)) for guard in self._protection.layout.guards.values()}
-        widths = set()
-        for head in heads:
-            if not isinstance(head, nn.Linear) or head not in names:
-                raise TypeError(f"heads must be nn.Linear layers of the model, got {head}")
-            if id(head.weight) in protected:
-                raise ValueError(f"{names[head]!r} is a protected layer, not a head: name it in exclude=")
-            widths.add(head.in_features)
-        if len(widths) > 1:
-            raise ValueError(f"heads must read the same features, got some of {', '.join(map(str, sorted(widths)))}")
+    def _refuse_held_head(self, name: str) -> None:
+        """The memory would take its change for training that nobody projected."""
+        layout = self._protection.layout
+        guarded = {parameter for guard in layout.guards.values() for parameter in guard.parameters}
+        frozen = {parameter for parameter, why in layout.frozen.items() if why != NOT_TRAINED}
+        if any(f"{name}.{part}" in guarded | frozen for part in ("weight", "bias")):
+            raise ValueError(f"{name!r} is protected, and a head of an earlier task is free: exclude=[{name + '.*'!r}]")
 
     def _weights_of_last_update(self, given: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
         """Or those that were given in their place."""
@@ -737,7 +737,7 @@ def _refuse_single_batch(batches: Any) -> None:
     """One batch where an iterable of batches belongs would be taken apart into wrong ones."""
     is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(item, Tensor) for item in batches)
     if isinstance(batches, Tensor | Mapping) or (is_pair and batches[0].dim() != batches[1].dim()):
-        raise TypeError("update takes an iterable of batches, and this looks like a single batch: pass [batch]")
+        raise TypeError("an iterable of batches is needed, and this looks like a single batch: pass [batch]")
 
 
 def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:

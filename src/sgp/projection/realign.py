@@ -37,31 +37,53 @@ def refit(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]], t
         D = (X^T X + r I)^-1 X^T (A - X W^T)
 
     Args:
-        heads: on the same features.
+        heads: on the same features, each with weights of its own.
         wanted: batches of features, and the answers to them as `answers_of` has them.
         team: whose processes see a part of them each and end with the same heads; without it this one is alone.
+
+    Raises:
+        ValueError: there are no features, or only zeros.
+        FloatingPointError: one of them, or an answer, is no number. Heads are as before in either case.
     """
     team = team or Team(distributed=False)
     gram, product = (team.summed(part) for part in team.agreed(partial(_products, heads, wanted)))
-    if not gram.any():
-        raise ValueError("the batches gave no input that a head could be fitted to")
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
-    change = team.of_first(torch.linalg.solve(gram, product)).T
-    for head, own in zip(heads, torch.split(change, [head.out_features for head in heads]), strict=True):
-        head.weight.add_(own[:, : head.in_features])
+    d = len(gram) - 1
+    if not (gram.isfinite().all() and product.isfinite().all()):
+        raise FloatingPointError(
+            "some of the features or answers are not numbers, or too large: heads stay as they are"
+        )
+    if not gram.diagonal()[:d].any():
+        raise ValueError("the batches gave no features, or only zeros: there is nothing that a head could be fitted to")
+    # So scaled, a fit is the same for features of any size.
+    gram.diagonal()[:d] += RIDGE * gram.diagonal()[:d].mean()
+    gram[d, d] *= 1 + RIDGE
+    change = torch.zeros_like(product)
+    columns = torch.split(torch.arange(product.shape[1]), [head.out_features for head in heads])
+    for used in (d, d + 1):  # without a bias, and with one
+        own = [part for head, part in zip(heads, columns, strict=True) if used == d + (head.bias is not None)]
+        if own:
+            place = torch.cat(own).to(product.device)
+            change[:used, place] = torch.linalg.solve(gram[:used, :used], product[:used, place])
+    change = team.of_first(change)
+    for head, part in zip(heads, columns, strict=True):
+        head.weight.add_(change[:d, part].T)
         if head.bias is not None:
-            head.bias.add_(own[:, -1])
+            head.bias.add_(change[d, part])
 
 
 def _products(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """X^T X and X^T (A - X W^T), in float64. A bias is the weight of a feature that is always 1."""
-    d, with_bias = heads[0].in_features, any(head.bias is not None for head in heads)
-    gram = heads[0].weight.new_zeros(d + with_bias, d + with_bias, dtype=torch.float64)
-    product = gram.new_zeros(d + with_bias, sum(head.out_features for head in heads))
+    """X^T X and X^T (A - X W^T), summed in float64. The last of the features is always 1: a bias is its weight."""
+    d = heads[0].in_features
+    gram = heads[0].weight.new_zeros(d + 1, d + 1, dtype=torch.float64)
+    product = gram.new_zeros(d + 1, sum(head.out_features for head in heads))
     for features, answers in wanted:
-        rows = nn.functional.pad(features, (0, 1), value=1.0) if with_bias else features
-        gram += rows.T @ rows
-        product += rows.T @ (answers - answers_of(heads, features))
+        error = answers - answers_of(heads, features)
+        # Half precision would overflow, and autocast would compute in it.
+        exact = torch.promote_types(features.dtype, torch.float32)
+        with torch.autocast(features.device.type, enabled=False):
+            rows = nn.functional.pad(features.to(exact), (0, 1), value=1.0)
+            gram += rows.T @ rows
+            product += rows.T @ error.to(exact)
     return gram, product
 
 
@@ -83,12 +105,15 @@ def realign(
         reference: the weights of that time by name; those that it lacks stay as they are.
         team: whose processes have other batches.
     """
+    own = dict((*model.named_parameters(), *model.named_buffers()))
     # In memory as the weights are, so that they can stand in for them.
-    then = {
-        name: torch.empty_like(tensor).copy_(reference[name])
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-        if name in reference
-    }
+    then = {name: torch.empty_like(own[name]).copy_(reference[name]) for name in own if name in reference}
+    if all(torch.equal(own[name], tensor) for name, tensor in then.items()):
+        raise RuntimeError("nothing has changed since the last update: call realign before the update of the new task")
+    for name, head in heads_of(model, heads).items():
+        for part in dict(head.named_parameters()):
+            if f"{name}.{part}" not in then or not torch.equal(own[f"{name}.{part}"], then[f"{name}.{part}"]):
+                raise ValueError(f"{name!r} has changed since the last update, so it is no head of an earlier task")
 
     def wanted() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
@@ -100,6 +125,36 @@ def realign(
         refit(heads, wanted(), team)
 
 
+def heads_of(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linear]:
+    """Heads by their names in a model, each once.
+
+    Raises:
+        TypeError: one is no linear layer of the model whose weight can be changed.
+        ValueError: two have the same weight, or they read other features.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[str, nn.Linear] = {}
+    for head in heads:
+        if not isinstance(head, nn.Linear):
+            raise TypeError(f"heads must be nn.Linear layers, got {type(head).__name__}")
+        if head not in names:
+            raise TypeError(
+                f"the model has no such head, {head}: make the memory of a module that holds body and heads, with the "
+                "heads in exclude="
+            )
+        if "weight" not in head._parameters:
+            raise TypeError(f"the weight of {names[head]!r} is computed from others: remove its parametrization first")
+        found[names[head]] = head
+    weights = {id(head.weight): name for name, head in found.items()}
+    for name, head in found.items():
+        if weights[id(head.weight)] != name:
+            raise ValueError(f"{name!r} and {weights[id(head.weight)]!r} have one weight: give one of them")
+    widths = sorted({head.in_features for head in found.values()})
+    if len(widths) > 1:
+        raise ValueError(f"heads must read the same features, got some of {' and '.join(map(str, widths))}")
+    return found
+
+
 @contextmanager
 def _swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in a model's parameters and buffers for a while, without copying any."""
@@ -108,10 +163,12 @@ def _swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     try:
         for name, tensor in tensors.items():
             own[name].data = tensor
+        torch.clear_autocast_cache()  # it knows weights by what holds them
         yield
     finally:
         for name, tensor in kept.items():
             own[name].data = tensor
+        torch.clear_autocast_cache()
 
 
 def _rows(features: Tensor, heads: Sequence[nn.Linear]) -> Tensor:

@@ -114,6 +114,8 @@ class Config(Flat):
                 raise ValueError(
                     f"{name} is for methods that only act on steps, and {self.method} does more: set it to {off}"
                 )
+        if self.training.realign and METHODS[self.method].rounds_weights:
+            raise ValueError(f"realign is not for {self.method}, which rounds the weights that heads were fitted to")
         if self.training.average and getattr(self.settings, "project_every", 1) > 1:
             raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
 
