@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from sgp.projection import storage
 from sgp.projection.capacity import Capacity, capacity_of, print_table
-from sgp.projection.check import Check, check, has_grown, lengthened, refuse_unfit, tensors_of
+from sgp.projection.check import Check, check, has_grown, refuse_unfit, tensors_of
 from sgp.projection.distributed import Team
 from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, check_patterns, layout_of, matches
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
@@ -514,8 +514,8 @@ class GradientMemory:
             distributed: False leaves other processes out.
         """
         protection = self._protection
-        own = list(heads_of(self.model, [heads] if isinstance(heads, nn.Linear) else heads).items())
-        for name, _ in own:
+        own = heads_of(self.model, [heads] if isinstance(heads, nn.Linear) else heads)
+        for name in own:
             self._refuse_held_head(name)
         _refuse_single_batch(batches)
         protection.look_for_shards()
@@ -527,9 +527,7 @@ class GradientMemory:
         protection.flush()
         reference = self._weights_of_last_update(reference)
         refuse_unfit(reference, protection, list(protection.layout.guards.values()))
-        present = tensors_of(self.model)
-        reference = {name: lengthened(value, present.get(name, value)) for name, value in reference.items()}
-        realign(self.model, [head for _, head in own], batches, features, reference, Team(distributed))
+        realign(self.model, own, batches, features, reference, Team(distributed))
 
     def _refuse_held_head(self, name: str) -> None:
         """The memory would take its change for training that nobody projected."""

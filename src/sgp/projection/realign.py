@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sgp.projection.check import lengthened
 from sgp.projection.distributed import Team
 from sgp.projection.representation import no_trace
 
@@ -89,7 +90,7 @@ def _products(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]
 
 def realign(
     model: nn.Module,
-    heads: Sequence[nn.Linear],
+    heads: Mapping[str, nn.Linear],
     batches: Iterable[Any],
     features: Callable[[Any], Tensor],
     reference: Mapping[str, Tensor],
@@ -99,30 +100,35 @@ def realign(
 
     Args:
         model: that the heads are of.
-        heads: on the same features.
+        heads: on the same features, by name in the model.
         batches: of any kind.
         features: what the heads read of one, [..., d].
         reference: the weights of that time by name; those that it lacks stay as they are.
         team: whose processes have other batches.
     """
-    own = dict((*model.named_parameters(), *model.named_buffers()))
+    now = dict((*model.named_parameters(), *model.named_buffers()))
     # In memory as the weights are, so that they can stand in for them.
-    then = {name: torch.empty_like(own[name]).copy_(reference[name]) for name in own if name in reference}
-    if all(torch.equal(own[name], tensor) for name, tensor in then.items()):
+    then = {
+        name: torch.empty_like(tensor).copy_(lengthened(reference[name], tensor))
+        for name, tensor in now.items()
+        if name in reference
+    }
+    if all(torch.equal(now[name], tensor) for name, tensor in then.items()):
         raise RuntimeError("nothing has changed since the last update: call realign before the update of the new task")
-    for name, head in heads_of(model, heads).items():
-        for part in dict(head.named_parameters()):
-            if f"{name}.{part}" not in then or not torch.equal(own[f"{name}.{part}"], then[f"{name}.{part}"]):
-                raise ValueError(f"{name!r} has changed since the last update, so it is no head of an earlier task")
+    for name, head in heads.items():
+        parts = [f"{name}.{part}" for part, _ in head.named_parameters()]
+        if not all(part in then and torch.equal(now[part], then[part]) for part in parts):
+            raise ValueError(f"{name!r} has changed since the last update, so it is no head of an earlier task")
+    own = list(heads.values())
 
     def wanted() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
-            with _swapped(model, then):
-                answers = answers_of(heads, _rows(features(batch), heads))
-            yield _rows(features(batch), heads), answers
+            with _swapped(now, then):
+                answers = answers_of(own, _rows(features(batch), own))
+            yield _rows(features(batch), own), answers
 
     with no_trace(model, batches):
-        refit(heads, wanted(), team)
+        refit(own, wanted(), team)
 
 
 def heads_of(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linear]:
@@ -156,18 +162,17 @@ def heads_of(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linea
 
 
 @contextmanager
-def _swapped(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+def _swapped(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> Iterator[None]:
     """Other values in a model's parameters and buffers for a while, without copying any."""
-    own = dict((*model.named_parameters(), *model.named_buffers()))
-    kept = {name: own[name].data for name in tensors}
+    kept = {name: now[name].data for name in then}
     try:
-        for name, tensor in tensors.items():
-            own[name].data = tensor
+        for name, tensor in then.items():
+            now[name].data = tensor
         torch.clear_autocast_cache()  # it knows weights by what holds them
         yield
     finally:
         for name, tensor in kept.items():
-            own[name].data = tensor
+            now[name].data = tensor
         torch.clear_autocast_cache()
 
 
