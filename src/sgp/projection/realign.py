@@ -22,6 +22,8 @@ from sgp.projection.representation import no_trace
 
 # Of the mean energy of a feature: what keeps heads where they are along directions that the new task hardly has.
 RIDGE = 0.1
+# So many of them are multiplied at once, or more.
+ROWS = 1024
 
 
 def answers_of(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
@@ -77,7 +79,7 @@ def _products(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]
     d = heads[0].in_features
     gram = heads[0].weight.new_zeros(d + 1, d + 1, dtype=torch.float64)
     product = gram.new_zeros(d + 1, sum(head.out_features for head in heads))
-    for features, answers in wanted:
+    for features, answers in _in_lots(wanted):
         error = answers - answers_of(heads, features)
         # Half precision would overflow, and autocast would compute in it.
         exact = torch.promote_types(features.dtype, torch.float32)
@@ -86,6 +88,20 @@ def _products(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]
             gram += rows.T @ rows
             product += rows.T @ error.to(exact)
     return gram, product
+
+
+def _in_lots(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches joined to lots of some size: adding a product up costs as much for few rows as for many."""
+    features: list[Tensor] = []
+    answers: list[Tensor] = []
+    for batch, wanted in pairs:
+        features.append(batch)
+        answers.append(wanted)
+        if sum(map(len, features)) >= ROWS:
+            yield torch.cat(features), torch.cat(answers)
+            features, answers = [], []
+    if features:
+        yield torch.cat(features), torch.cat(answers)
 
 
 def realign(
