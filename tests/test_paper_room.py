@@ -307,16 +307,29 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "own"),
+    ("benchmark", "method", "own"),
     [
-        ("split-cifar100", {"average": 0.99, "batch": 32, "epochs": 20}),
-        ("cifar100-superclass", {"average": 0.98, "epochs": 10}),
+        ("split-cifar100", "gpm", {"average": 0.99, "batch": 32, "epochs": 20}),
+        (
+            "split-cifar100",
+            "sgp",
+            {"average": 0.99, "batch": 32, "epochs": 20, "lr": 0.1, "head_lr": 0.003, "old_share": 0.2}
+            | {"realign": True, "statistics": "mixed", "validation": 0.0},
+        ),
+        ("cifar100-superclass", "sgp", {"average": 0.98, "epochs": 10}),
     ],
 )
-def test_the_fast_recipe_is_a_cosine_and_a_mean_in_few_epochs(benchmark: str, own: dict[str, float]) -> None:
-    slow, fast = configure(benchmark, "sgp").flat(), configure(benchmark, "sgp", recipe="fast").flat()
+def test_the_fast_recipe_is_a_cosine_and_a_mean_in_few_epochs(benchmark: str, method: str, own: dict[str, Any]) -> None:
+    slow, fast = configure(benchmark, method).flat(), configure(benchmark, method, recipe="fast").flat()
     different = {name: fast[name] for name in fast if fast[name] != slow[name]}
     assert different == {"recipe": "fast", "schedule": "cosine", **own}
+
+
+def test_what_a_row_adds_to_a_recipe_leaves_alone_what_a_preset_names() -> None:
+    corrected = configure("split-cifar100", "sgp", preset="corrected", recipe="fast").flat()
+    assert (corrected["statistics"], corrected["realign"]) == ("stored", True)
+    # But a schedule is a schedule.
+    assert configure("split-cifar100", "fs-dgpm", preset="reference", recipe="fast").flat()["epochs"] == 20
 
 
 @pytest.mark.parametrize(("benchmark", "method"), OF_REGISTERED)

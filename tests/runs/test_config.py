@@ -192,7 +192,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 
 def test_a_run_keeps_the_default_of_a_setting_that_its_recipe_got_later(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
-    now = configure("split-cifar100", "sgp", recipe="fast", seed=4)
+    now = configure("split-cifar100", "gpm", recipe="fast", seed=4)
     assert now.training.average == 0.99
     file.write_text("".join(f"{line}\n" for line in as_yaml(now).splitlines() if not line.startswith("average")))
     then = recorded(file)

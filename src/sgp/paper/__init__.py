@@ -21,13 +21,21 @@ RECIPES: tuple[str, ...] = get_args(Recipe)
 
 
 def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str, Any]:
-    """The settings of a method on a benchmark by name; a preset changes some, a recipe of ours more."""
+    """The settings of a method on a benchmark by name; a preset changes some, a recipe of ours more.
+
+    A benchmark's recipe is a schedule, whatever the preset. What a row adds to it leaves alone what a preset names.
+    """
     merged: dict[str, Any] = {}
     sources = [_load("benchmarks", benchmark), _load("methods", method), _load("rows", f"{benchmark}.{method}")]
+    named: set[str] = set()
     for source in sources:
-        merged |= source.get("settings", {}) | source.get("presets", {}).get(preset, {})
-    for source in sources:
-        merged |= source.get("recipes", {}).get(recipe, {})
+        own = source.get("presets", {}).get(preset, {})
+        merged |= source.get("settings", {}) | own
+        named |= own.keys()
+    schedule, *added = (source.get("recipes", {}).get(recipe, {}) for source in sources)
+    merged |= schedule
+    for changes in added:
+        merged |= {name: value for name, value in changes.items() if name not in named}
     return merged
 
 
