@@ -496,8 +496,7 @@ class GradientMemory:
     ) -> None:
         """Let heads of earlier tasks follow the features that a task has moved; call it before the task's update.
 
-        They are fitted by least squares to the answers that they gave to the task's inputs before it was learned.
-        ::
+        They are fitted by least squares to the answers that they gave to the task's inputs before it was learned::
 
             train(model, optimizer, task)
             memory.realign(model.heads[:2], task.loader, features=lambda batch: model.features(batch[0]))
