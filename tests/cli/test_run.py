@@ -483,7 +483,7 @@ def test_a_run_that_is_not_there_is_told_as_such(capsys: pytest.CaptureFixture[s
 
 
 def test_what_a_run_wrote_is_repeated_whatever_is_usual_now(tmp_path: Path) -> None:
-    config = configure("split-cifar100", "sgp", recipe="fast")
+    config = configure("split-cifar100", "gpm", recipe="fast")
     assert isinstance(config, Config)
     older = [line for line in as_yaml(config).splitlines() if not line.startswith("average")]
     (tmp_path / "config.yaml").write_text("\n".join(older) + "\n")
