@@ -273,6 +273,24 @@ def test_heads_whose_weight_is_not_their_own_are_refused() -> None:
         memory.realign(model.heads[2], [inputs(1)], features=of(model))
 
 
+def test_a_vocabulary_may_have_grown_and_a_bias_that_the_memory_holds_is_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"words": nn.Embedding(10, 6), "head": nn.Linear(6, 3)})
+    memory = sgp.GradientMemory(model, threshold=0.9, exclude=["head.*"])
+    tokens = torch.randint(0, 5, (40,))
+    memory.update([tokens], forward=lambda batch: model["head"](model["words"](batch)))
+    wider = nn.Embedding(14, 6)
+    with torch.no_grad():
+        wider.weight[:10] = model["words"].weight + torch.randn(10, 6)
+    model["words"] = wider
+    own = model["head"].weight.detach().clone()
+    memory.realign(model["head"], [tokens], features=lambda batch: model["words"](batch))
+    assert not torch.equal(model["head"].weight, own)
+    held = sgp.GradientMemory(model, threshold=0.9, exclude=["head.weight"])
+    with pytest.raises(ValueError, match="'head' is protected, and a head of an earlier task is free"):
+        held.realign(model["head"], [tokens], features=lambda batch: model["words"](batch))
+
+
 def test_sharded_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, memory = learned()
     monkeypatch.setattr(type(memory._protection), "is_sharded", True)
