@@ -26,8 +26,8 @@ from sgp.benchmarks import split_cifar100
 from sgp.benchmarks.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
+from sgp.projection.collect import collect
 from sgp.projection.layout import layout_of
-from sgp.projection.representation import collect
 from sgp.projection.subspace import Subspace
 
 # Settings of the published run. `samples` are images per layer.

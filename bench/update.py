@@ -9,7 +9,7 @@ from torch import Tensor
 from bench import published
 from bench.row import Row
 from bench.timing import take_turns
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Subspace
 
 # AlexNet on Split CIFAR-100: length of a row and number of rows that the published sample counts give.
@@ -45,7 +45,7 @@ def update(old: Mapping[str, Subspace], rows: Mapping[str, Tensor], threshold: f
     """The subspaces of all layers after one more task."""
     grown = {}
     for name, layer in rows.items():
-        statistic = Statistic(1, layer.shape[1])
+        statistic = InputGram(1, layer.shape[1])
         statistic.add(layer.unsqueeze(0))
         grown[name] = old[name].grow(statistic, threshold=threshold, alpha=ALPHA)
     return grown

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
-from sgp.projection import Handle, storage
+from sgp import storage
+from sgp.projection import Handle
 
 accelerate = pytest.importorskip("accelerate", reason="of the extra 'accelerate'")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
-from sgp.projection import storage
+from sgp import storage
 
 lightning = pytest.importorskip("lightning.pytorch", reason="of the extra 'lightning'")
 from sgp.integrations.lightning import GradientMemoryCallback  # noqa: E402

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection import storage
+from sgp import storage
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate; of the extra 'transformers'")

@@ -13,8 +13,8 @@ from sgp.methods.gpm import GPM, GPMSettings
 from sgp.methods.trgp import TRGP, Space, TRGPSettings, UnionMemory
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
-from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import minimal_rank
+from sgp.projection.gram import InputGram
+from sgp.projection.subspace import find_minimal_rank
 
 WIDTHS = (12, 16, 8)
 NOW = Moment(0, 0.0, 0.0)
@@ -304,12 +304,12 @@ def test_a_tasks_space_is_the_smallest_set_of_old_and_new_directions_that_reache
     # All that GPM asks is that old and new together reach it, to which weak old bases count too.
     gpm = start.grow(rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), threshold=0.94, alpha=math.inf)
     assert gpm.rank.tolist() == [5]
-    assert minimal_rank(energies(16, 9, 4, 1, 0.5, 0.25), torch.tensor([30.75]).double(), 0.94).tolist() == [3]
+    assert find_minimal_rank(energies(16, 9, 4, 1, 0.5, 0.25), torch.tensor([30.75]).double(), 0.94).tolist() == [3]
 
 
-def rows(scales: list[float]) -> Statistic:
+def rows(scales: list[float]) -> InputGram:
     """Inputs along the axes with these lengths."""
-    statistic = Statistic(1, len(scales))
+    statistic = InputGram(1, len(scales))
     statistic.add(torch.diag(torch.tensor(scales)).unsqueeze(0)[:, [s > 0 for s in scales]])
     return statistic
 

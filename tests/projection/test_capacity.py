@@ -63,7 +63,7 @@ def printed(memory: GradientMemory) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def rows_of(lines: list[str]) -> dict[str, list[str]]:
+def find_local_rows(lines: list[str]) -> dict[str, list[str]]:
     """Layer -> cells of the table; a name that was folded is put together again."""
     start = next(i for i, line in enumerate(lines) if "bases / dim" in line)
     end = next(i for i, line in enumerate(lines) if line.strip().startswith("total"))
@@ -100,7 +100,7 @@ def test_the_table_has_a_row_per_layer_with_the_numbers_of_capacity_in_80_column
     assert max(map(len, lines)) <= 80
     assert lines[0].strip() == "GradientMemory after 1 task"
     assert lines[2].split() == ["layer", "bases", "/", "dim", "fully", "blocked", "free", "bytes"]
-    rows, capacity = rows_of(lines), memory.capacity()
+    rows, capacity = find_local_rows(lines), memory.capacity()
     assert list(rows) == [layer.layer for layer in capacity.layers]
     assert list(rows) == [
         "conv",
@@ -255,14 +255,14 @@ def test_nothing_is_listed_where_everything_is_protected() -> None:
     memory.update([torch.randn(20, 5)])
     lines = printed(memory)
     assert not any("Frozen" in line or "Not protected" in line or "shared" in line for line in lines)
-    assert list(rows_of(lines)) == ["(model)"]
+    assert list(find_local_rows(lines)) == ["(model)"]
 
 
 def test_names_are_printed_as_they_are_though_they_look_like_markup() -> None:
     names = nn.ModuleDict({"[bold]": nn.Linear(3, 2), "[red]": nn.LayerNorm(2)})
     memory = GradientMemory(names, threshold=0.9)
     lines = printed(memory)
-    assert list(rows_of(lines)) == ["[bold]"]
+    assert list(find_local_rows(lines)) == ["[bold]"]
     assert set(section(lines, "Frozen")) == {"[red].weight", "[red].bias"}
 
 
@@ -277,7 +277,7 @@ def test_large_numbers_are_readable_and_fit() -> None:
     print_table(Capacity(layers, {}, {}), 20, Console(width=80, file=file))
     lines = file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    rows = rows_of(lines)
+    rows = find_local_rows(lines)
     assert rows["a" * 60] == ["1579 / 2049", "12", "0.0%", "999 B"]
     assert rows["b"] == ["123456 / 1234567", "123456", "100.0%", "1.5 kB"]
     assert rows["c"][-1] == "21.6 MB"

@@ -15,9 +15,9 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 from torch.utils.data.distributed import DistributedSampler
 
 import sgp
-from sgp.projection import storage
+from sgp import storage
 from sgp.projection.distributed import Team
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 
 # Few rows for the wide layer, many for the narrow one: both forms of a statistic; and tokens.
 SAMPLES = 23
@@ -112,9 +112,9 @@ def projectors(path: Path) -> dict[str, Tensor]:
         eye = torch.eye(bases.dimension).unsqueeze(0)
         left = eye.clone()
         if name == "words":
-            bases.take_away(eye, None, left, None)
+            bases.subtract_projection_(eye, None, left, None)
         else:  # the last input is the constant of the bias
-            bases.take_away(eye[..., :-1], eye[..., -1], left[..., :-1], left[..., -1])
+            bases.subtract_projection_(eye[..., :-1], eye[..., -1], left[..., :-1], left[..., -1])
         found[name] = eye - left
     return found
 
@@ -204,7 +204,7 @@ def test_rows_are_gathered_where_the_processes_can_exchange_them(monkeypatch: py
     monkeypatch.setattr(team, "_gathered", lambda value: [value, value])
     monkeypatch.setattr(team, "_here", lambda tensor: tensor.to("meta"))  # stands for an accelerator
     monkeypatch.setattr(dist, "all_gather", all_gather)
-    few = Statistic(1, 8)
+    few = InputGram(1, 8)
     few.add(torch.randn(1, 2, 8))
     with pytest.raises(InterruptedError):
         team.merged({"layer": few})

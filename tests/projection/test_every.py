@@ -158,7 +158,7 @@ def leak_of(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]
 
     def leak() -> float:
         change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
-        return float(blocked.along_blocked(*(part.unsqueeze(0) for part in change)).norm())
+        return float(blocked.compute_blocked_coefficients(*(part.unsqueeze(0) for part in change)).norm())
 
     return leak
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
 import sgp
-from sgp.projection import layers
-from sgp.projection.layers import Block, LayerType, register_layer
-from sgp.projection.layout import Layout, check_patterns, layout_of, matches
+from sgp.patterns import check_patterns, find_pattern
+from sgp.projection import layer_types
+from sgp.projection.layer_types import Block, LayerType, register_layer
+from sgp.projection.layout import Layout, layout_of
 
 
 def layout(model: nn.Module, **changes: Any) -> Layout:
@@ -41,13 +42,13 @@ class Mixed(nn.Module):
 
 
 def test_a_name_matches_by_itself_or_by_a_module_that_it_lies_in() -> None:
-    assert matches("heads.0.weight", ["heads.*"]) == "heads.*"
-    assert matches("heads.0.weight", ["heads"]) == "heads"
-    assert matches("heads.0.weight", ["body", "heads.?"]) == "heads.?"
-    assert matches("heads.0.weight", ["*.weight"]) == "*.weight"
-    assert matches("heads.0.weight", ["0", "weight", "head", "HEADS"]) is None
-    assert matches("heads_of_state.weight", ["heads"]) is None
-    assert matches("heads.0.weight", []) is None
+    assert find_pattern("heads.0.weight", ["heads.*"]) == "heads.*"
+    assert find_pattern("heads.0.weight", ["heads"]) == "heads"
+    assert find_pattern("heads.0.weight", ["body", "heads.?"]) == "heads.?"
+    assert find_pattern("heads.0.weight", ["*.weight"]) == "*.weight"
+    assert find_pattern("heads.0.weight", ["0", "weight", "head", "HEADS"]) is None
+    assert find_pattern("heads_of_state.weight", ["heads"]) is None
+    assert find_pattern("heads.0.weight", []) is None
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -56,9 +57,9 @@ def test_the_literal_name_of_every_ancestor_matches_and_of_no_stranger(parts: li
     name = ".".join(parts)
     depth = data.draw(st.integers(1, len(parts)))
     ancestor = ".".join(parts[:depth])
-    assert matches(name, [ancestor]) == ancestor
-    assert matches(name, [ancestor + "x"]) is None
-    assert matches(name, ["x" + ancestor]) is None
+    assert find_pattern(name, [ancestor]) == ancestor
+    assert find_pattern(name, [ancestor + "x"]) is None
+    assert find_pattern(name, ["x" + ancestor]) is None
 
 
 @pytest.mark.parametrize("pattern", ["head.*", "bodies", "body.7", "body.0.kernel", "Body"])
@@ -338,7 +339,7 @@ def test_a_weight_shared_with_an_excluded_layer_is_guarded_in_the_other() -> Non
 def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+    monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Transposed(nn.Module):
         def __init__(self, weight: nn.Parameter) -> None:
@@ -350,7 +351,7 @@ def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
 
     @register_layer(Transposed)
     class TransposedType(LayerType):
-        def blocks(self, module: nn.Module) -> Sequence[Block]:
+        def find_blocks(self, module: nn.Module) -> Sequence[Block]:
             return [Block("weight", input_dim=0)]
 
     torch.manual_seed(0)
@@ -364,7 +365,7 @@ def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
 
 
 def test_blocks_on_the_same_input_have_guards_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+    monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Gated(nn.Module):
         def __init__(self) -> None:
@@ -376,7 +377,7 @@ def test_blocks_on_the_same_input_have_guards_of_their_own(monkeypatch: pytest.M
 
     @register_layer(Gated)
     class GatedType(LayerType):
-        def blocks(self, module: nn.Module) -> Sequence[Block]:
+        def find_blocks(self, module: nn.Module) -> Sequence[Block]:
             return two_blocks
 
     for names, two_blocks in (

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection.representation import collect
-from sgp.projection.statistic import Statistic
+from sgp.projection.collect import collect
+from sgp.projection.gram import InputGram
 
 
 class Attention(nn.Module):
@@ -59,7 +59,7 @@ def test_a_small_budget_takes_more_passes_and_holds_less_at_once() -> None:
 def test_a_batch_is_looked_at_in_the_passes_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
 
-    def watched(*args: Any, **kwargs: Any) -> dict[str, Statistic]:
+    def watched(*args: Any, **kwargs: Any) -> dict[str, InputGram]:
         found = collect(*args, **kwargs)
         held.append(sum(statistic.nbytes for statistic in {id(s): s for s in found.values()}.values()))
         return found
@@ -77,7 +77,7 @@ def test_a_batch_is_looked_at_in_the_passes_of_an_update(monkeypatch: pytest.Mon
 def test_each_pass_takes_the_time_of_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
-    def timed(model: nn.Module, batches: list[Any], guards: list[Any], **kwargs: Any) -> dict[str, Statistic]:
+    def timed(model: nn.Module, batches: list[Any], guards: list[Any], **kwargs: Any) -> dict[str, InputGram]:
         clock[0] += len(guards)  # a second for each layer
         return {}
 

@@ -62,8 +62,8 @@ def test_the_change_of_a_packed_weight_is_projected_for_query_key_and_value(name
     found, moved = memory.project(change, name, bias=shift)
     for part, rows in zip(("query", "key", "value"), (slice(0, 8), slice(8, 16), slice(16, 24)), strict=True):
         blocked = memory.subspaces[f"0:{part}"]
-        assert blocked.blocked_share(change[rows].unsqueeze(0), shift[rows].unsqueeze(0)) > 0.1
-        assert blocked.blocked_share(found[rows].unsqueeze(0), moved[rows].unsqueeze(0)) < 1e-6
+        assert blocked.compute_blocked_share(change[rows].unsqueeze(0), shift[rows].unsqueeze(0)) > 0.1
+        assert blocked.compute_blocked_share(found[rows].unsqueeze(0), moved[rows].unsqueeze(0)) < 1e-6
     out = memory.project(torch.zeros(8, 8), "0.out_proj", bias=torch.zeros(8))
     assert not torch.cat([out[0], out[1].unsqueeze(0)]).any()
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import sgp
-from sgp.projection import storage
-from sgp.projection.layers import Block
-from sgp.projection.sharded import Rows, local, part_of, whole
+from sgp import storage
+from sgp.projection.layer_types import Block
+from sgp.projection.sharded import Rows, cut_to_shard, gather_whole, get_local
 from sgp.projection.subspace import Subspace
 
 try:
@@ -102,7 +102,7 @@ def adamw(model: nn.Module) -> AdamW:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(value).clone() for name, value in model.named_parameters()}
+    return {name: gather_whole(value).clone() for name, value in model.named_parameters()}
 
 
 def raised(call: Callable[[], object]) -> str:
@@ -162,7 +162,7 @@ def edits(model: nn.Module, memory: sgp.GradientMemory) -> list[float]:
         ]
         cut = memory.project(shards[0], name, *shards[1:])
         for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (plain, cut)), strict=True):
-            found.append(float((one - whole(other)).abs().max()))
+            found.append(float((one - gather_whole(other)).abs().max()))
     return found
 
 
@@ -221,7 +221,9 @@ def in_bfloat16() -> Outcome:
     before = weights(model)
     train(model, optimizer, range(8))
     masters = handle.state_dict()["masters"]
-    rounded = all(torch.equal(master.bfloat16(), local(model.get_parameter(name))) for name, master in masters.items())
+    rounded = all(
+        torch.equal(master.bfloat16(), get_local(model.get_parameter(name))) for name, master in masters.items()
+    )
     return {"before": before, "masters": masters, "rounded": rounded, "space": memory.subspaces["narrow"].state_dict()}
 
 
@@ -471,7 +473,7 @@ def test_masters_of_16_bit_shards_do_not_leak(outcomes: Outcomes) -> None:
     matrix, bias = change["narrow.weight"].unsqueeze(0), change["narrow.bias"].unsqueeze(0)
     assert space.blocked
     assert float(matrix.norm()) > 1e-3
-    assert space.blocked_share(matrix, bias) < 1e-5
+    assert space.compute_blocked_share(matrix, bias) < 1e-5
 
 
 @pytest.mark.slow
@@ -547,17 +549,17 @@ def test_shards_are_projected_as_the_whole_is(case: tuple[Block, int, int, int],
     bias = torch.randn(outputs, generator=generator, dtype=torch.float64)
 
     expected, expected_bias = weight.clone(), bias.clone()
-    matrix, vector = block.matrix(expected), block.vector(expected_bias)
-    space.take_away(matrix.clone(), vector.clone(), matrix, vector)
+    matrix, vector = block.view_matrix(expected), block.view_bias(expected_bias)
+    space.subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
     size = -(-outputs // processes)
     for first in range(0, processes * size, size):
         rows = Rows(min(first, outputs), min(first + size, outputs), cast(Any, None), (0,))
-        cut, part = part_of(block, space, weight.shape, rows, bias.shape, rows)
+        cut, part = cut_to_shard(block, space, weight.shape, rows, bias.shape, rows)
         own, own_bias = weight[rows.start : rows.stop].clone(), bias[rows.start : rows.stop].clone()
-        matrix, vector = cut.matrix(own), cut.vector(own_bias)
-        part.take_away(matrix.clone(), vector.clone(), matrix, vector)
-        cut.write(own, matrix.clone())
-        cut.write_vector(own_bias, vector.clone())
+        matrix, vector = cut.view_matrix(own), cut.view_bias(own_bias)
+        part.subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
+        cut.write_matrix(own, matrix.clone())
+        cut.write_bias(own_bias, vector.clone())
         torch.testing.assert_close(own, expected[rows.start : rows.stop])
         torch.testing.assert_close(own_bias, expected_bias[rows.start : rows.stop])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Subspace
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -19,9 +19,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 LEFT = {"float32": 1e-6, "bfloat16": 0.01, "int8": 0.03}
 
 
-def rows(n: int, seed: int, dimension: int = 40, groups: int = 1) -> Statistic:
+def rows(n: int, seed: int, dimension: int = 40, groups: int = 1) -> InputGram:
     generator = torch.Generator().manual_seed(seed)
-    statistic = Statistic(groups, dimension, precise=True)
+    statistic = InputGram(groups, dimension, precise=True)
     scale = 0.7 ** torch.arange(dimension)
     statistic.add(torch.randn(groups, n, dimension, generator=generator) * scale.roll(seed))
     return statistic
@@ -79,7 +79,7 @@ def test_fewer_bits_take_fewer_bytes_and_leak_a_little(store: Any) -> None:
     assert bases.basis.element_size() == BYTES[store]
     change = memory.model.get_parameter("0.weight").detach() - memory._anchor["0.weight"]  # type: ignore[index]
     bias = memory.model.get_parameter("0.bias").detach() - memory._anchor["0.bias"]  # type: ignore[index]
-    left = bases.along_blocked(change.unsqueeze(0), bias.unsqueeze(0)).norm() / change.norm()
+    left = bases.compute_blocked_coefficients(change.unsqueeze(0), bias.unsqueeze(0)).norm() / change.norm()
     assert left < LEFT[store]
     if store != "float32":
         assert left > LEFT["float32"]

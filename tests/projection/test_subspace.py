@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import Numerics, Subspace, importance, minimal_rank
+from sgp.projection.gram import InputGram
+from sgp.projection.subspace import Numerics, Subspace, find_minimal_rank, importance
 
 
-def statistic_of(rows: Tensor, *, folded: bool | None = None) -> Statistic:
+def statistic_of(rows: Tensor, *, folded: bool | None = None) -> InputGram:
     """The statistic of rows [n, d] or [groups, n, d]; ``folded`` says which of its two forms it must have taken."""
     rows = rows if rows.dim() == 3 else rows.unsqueeze(0)
-    statistic = Statistic(rows.shape[0], rows.shape[2], precise=True)
+    statistic = InputGram(rows.shape[0], rows.shape[2], precise=True)
     for chunk in torch.split(rows, 7, dim=1):
         statistic.add(chunk)
     if folded is not None:
@@ -55,7 +55,7 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
         gradient = torch.randn(1, out, d, dtype=torch.float64)
         expected = paper.scaled_gradient(gradient[0].numpy().T, M, lam).T
         ready = subspace.to(gradient.device, torch.float64)
-        ready.take_away(gradient, None, gradient, None)
+        ready.subtract_projection_(gradient, None, gradient, None)
         np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
     assert 0 < subspace.basis.shape[2] < d
 
@@ -82,7 +82,7 @@ def test_the_constant_of_a_bias_is_one_more_column() -> None:
     rows = random_rows(50, 9, seed=0)
     joint = torch.cat([rows, torch.ones(50, 1, dtype=torch.float64)], dim=1)
     for n in (6, 50):
-        statistic = Statistic(1, 9, constant=True, precise=True)
+        statistic = InputGram(1, 9, constant=True, precise=True)
         statistic.add(rows[:n].unsqueeze(0))
         with_constant = Subspace.empty(1, 10).grow(statistic, threshold=0.95, alpha=3)
         expected = Subspace.empty(1, 10).grow(statistic_of(joint[:n]), threshold=0.95, alpha=3)
@@ -92,7 +92,7 @@ def test_the_constant_of_a_bias_is_one_more_column() -> None:
 
 def test_float32_products_find_the_same_space() -> None:
     rows = random_rows(2000, 30, seed=3).unsqueeze(0)
-    coarse = Statistic(1, 30)
+    coarse = InputGram(1, 30)
     coarse.add(rows.float())
     a = Subspace.empty(1, 30).grow(coarse, threshold=0.99, alpha=5)
     b = Subspace.empty(1, 30).grow(statistic_of(rows), threshold=0.99, alpha=5)
@@ -154,8 +154,8 @@ def test_minimal_rank_counts_what_is_discarded() -> None:
     energies = torch.tensor([[4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
     total = energies.sum(-1)
     for threshold, rank in [(0.4, 1), (0.41, 2), (0.7, 2), (0.71, 3), (0.9, 3), (0.91, 4), (1.0, 4)]:
-        assert minimal_rank(energies, total, threshold).item() == rank
-    assert minimal_rank(energies * 0, total * 0, 0.9).item() == 0
+        assert find_minimal_rank(energies, total, threshold).item() == rank
+    assert find_minimal_rank(energies * 0, total * 0, 0.9).item() == 0
 
 
 def test_an_all_zero_representation_adds_nothing() -> None:
@@ -197,7 +197,7 @@ def test_dense_and_factored_projection_are_the_same() -> None:
         joint = torch.cat([weight, bias.unsqueeze(-1)], dim=-1)
         M, lam = subspace.basis[0], subspace.importance[0]
         expected = joint - joint @ (M * lam) @ M.T
-        subspace.take_away(weight, bias, weight, bias)
+        subspace.subtract_projection_(weight, bias, weight, bias)
         torch.testing.assert_close(torch.cat([weight, bias.unsqueeze(-1)], dim=-1), expected, atol=1e-5, rtol=0)
     assert 2 * subspace.rank.item() > 16
 
@@ -211,8 +211,8 @@ def test_the_blocked_part_is_what_is_taken_away_and_lets_gradients_through(const
     source = torch.randn(2, 5, 6, generator=generator)
     bias = torch.randn(2, 5, generator=generator) if constant else None
     target, target_bias = torch.zeros_like(source), None if bias is None else torch.zeros_like(bias)
-    subspace.take_away(source, bias, target, target_bias)
-    part, part_of_bias = Subspace(basis, weights, subspace.rank).blocked_part(source, bias)
+    subspace.subtract_projection_(source, bias, target, target_bias)
+    part, part_of_bias = Subspace(basis, weights, subspace.rank).compute_blocked_part(source, bias)
     assert torch.allclose(part, -target, atol=1e-6)
     if part_of_bias is None or target_bias is None:
         assert part_of_bias is None

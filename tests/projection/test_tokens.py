@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Subspace
 from sgp.projection.tokens import TokenCounts, TokenSubspace
 
@@ -24,8 +24,8 @@ def counted(indices: Tensor) -> TokenCounts:
     return counts
 
 
-def one_hot(indices: Tensor) -> Statistic:
-    statistic = Statistic(1, WORDS, precise=True)
+def one_hot(indices: Tensor) -> InputGram:
+    statistic = InputGram(1, WORDS, precise=True)
     statistic.add(F.one_hot(indices, WORDS).double().unsqueeze(0))
     return statistic
 
@@ -53,8 +53,8 @@ def test_bases_and_importances_are_those_of_a_dense_subspace_on_one_hot_rows(
     assert tokens.free == pytest.approx(dense.free, abs=1e-6)
     change = torch.randn(1, 4, WORDS)
     mine, theirs = change.clone(), change.clone()
-    tokens.take_away(mine, None, mine, None)
-    dense.take_away(theirs, None, theirs, None)
+    tokens.subtract_projection_(mine, None, mine, None)
+    dense.subtract_projection_(theirs, None, theirs, None)
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
     statistic = counted(torch.tensor([0, 0, 3, 8]))
     torch.testing.assert_close(tokens.held(statistic), dense.held(one_hot(torch.tensor([0, 0, 3, 8]))))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import sgp
 from sgp.methods.fisher import fisher_of_samples
 from sgp.networks.actor_critic import ActorCritic
-from sgp.projection.layers import layer_type_of
+from sgp.projection.layer_types import get_layer_type
 from sgp.rl.patches import CornerConv2d, use_corner_patches
 
 
@@ -36,7 +36,7 @@ def test_the_rows_are_the_published_ones() -> None:
         for row in range(20)
         for column in range(20)
     ]
-    (rows,) = layer_type_of(layer).rows(layer, frames)
+    (rows,) = get_layer_type(layer).unfold_rows(layer, frames)
     assert torch.equal(rows, torch.stack(expected))
 
 

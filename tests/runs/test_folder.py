@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
 
-from sgp.projection import storage
+from sgp import storage
 from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunError, RunFolder, packages_of, read_metrics, versions
 

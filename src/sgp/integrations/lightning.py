@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, Handle
+from sgp.projection.collect import evaluation_pass, make_forward
 from sgp.projection.optim import Road
-from sgp.projection.representation import forward_of, no_trace
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -79,7 +79,7 @@ class GradientMemoryCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Try the forward that the update will need."""
         if self.update and not self._is_tried:
-            with no_trace(pl_module, ()), trainer.precision_plugin.forward_context():
+            with evaluation_pass(pl_module, ()), trainer.precision_plugin.forward_context():
                 self._forward(batch)
         self._is_tried = True
 
@@ -137,9 +137,9 @@ class GradientMemoryCallback(Callback):
 
         loader = trainer.train_dataloader
         assert loader is not None
-        with no_trace(pl_module, loader):  # the memory's model may be a part of it
+        with evaluation_pass(pl_module, loader):  # the memory's model may be a part of it
             self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
         self._is_updated = True
 
     def _forward(self, batch: Any) -> Any:
-        return (self.forward or forward_of(self.memory.model))(batch)
+        return (self.forward or make_forward(self.memory.model))(batch)

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, Handle
+from sgp.projection.collect import evaluation_pass, preserve_random_state
 from sgp.projection.optim import Road
-from sgp.projection.representation import no_trace, random_state_kept
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
@@ -91,17 +91,17 @@ class GradientMemoryCallback(BaseCallback):
         policy, seen, self._seen = self.model.policy, self._seen, None
         replay = getattr(self.model, "replay_buffer", None)
         if replay is not None and replay.size() > 0:
-            with random_state_kept():
+            with preserve_random_state():
                 seen = replay.sample(self.samples, env=self.model.get_vec_normalize_env()).observations
         if seen is None:
             warnings.warn("learning ended before its first rollout did: the memory is as it was", stacklevel=2)
             return
-        with no_trace(policy, ()):  # the memory's model may be a part of it
+        with evaluation_pass(policy, ()):  # the memory's model may be a part of it
             self.memory.update(_batches(seen, self.batch), forward=self.forward or policy)
 
     def _drawn(self, buffer: Any) -> Observations:
         """Some observations of a rollout, [steps, copies, ...], as the policy takes them."""
-        with random_state_kept():
+        with preserve_random_state():
             chosen = torch.randperm(buffer.buffer_size * buffer.n_envs)[: self.samples].numpy()
 
         def draw(part: Any) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from sgp.projection import GradientMemory, Handle, storage
+from sgp import storage
+from sgp.projection import GradientMemory, Handle
+from sgp.projection.collect import evaluation_pass, get_mask, make_forward
 from sgp.projection.optim import Road
-from sgp.projection.representation import forward_of, mask_of, no_trace
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -130,18 +131,18 @@ class GradientMemoryCallback(TrainerCallback):
     def _try(self, args: TrainingArguments, model: nn.Module, batches: DataLoader[Any]) -> None:
         from accelerate.utils import send_to_device  # the Trainer needs it, this module does not
 
-        with no_trace(model, batches):
+        with evaluation_pass(model, batches):
             batch = _first_batch(batches, args.train_batch_size)
             if batch is not None:
                 batch = send_to_device(batch, args.device)
-                mask_of(batch, self.mask)
-                (self.forward or forward_of(model))(batch)
+                get_mask(batch, self.mask)
+                (self.forward or make_forward(model))(batch)
 
     def _update(self, model: nn.Module, batches: DataLoader[Any]) -> None:
         if hasattr(batches, "set_epoch"):  # one order of the samples, in how many pieces ever the task was trained
             batches.set_epoch(0)
-        forward = self.forward or forward_of(model)
-        with no_trace(model, batches):  # the memory's model may be a part of it
+        forward = self.forward or make_forward(model)
+        with evaluation_pass(model, batches):  # the memory's model may be a part of it
             self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
 
     def _load(self, folder: Path, handle: Handle) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, NormStatistics, S
 from sgp.methods.supervised import Supervised
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 
 class Adapters(Supervised[S]):
@@ -35,7 +35,7 @@ class Adapters(Supervised[S]):
         self.targets = [
             name
             for name, module in network.named_modules()
-            if isinstance(module, self.layers) and not matches(name, self.exclude) and self._fits(module)
+            if isinstance(module, self.layers) and not find_pattern(name, self.exclude) and self._fits(module)
         ]
         if not self.targets:
             kinds = " or ".join(layer.__name__ for layer in self.layers)
@@ -60,7 +60,7 @@ class Adapters(Supervised[S]):
         """Put the adapters in; only they and what belongs to single tasks can be trained from here on."""
         self._peft.inject_adapter_in_model(self._config(), self.network)
         for name, parameter in self.network.named_parameters():
-            if matches(name, self.exclude):
+            if find_pattern(name, self.exclude):
                 parameter.requires_grad_(True)
         self._is_adapted = True
 

@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, NormStatistics
 from sgp.methods.supervised import Moment, Supervised
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 # Of k-means.
 RESTARTS = 10
@@ -161,7 +161,7 @@ class APD(Supervised[APDSettings]):
 
     def __init__(self, network: nn.Module, settings: APDSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
-        ours = {name: each for name, each in network.named_parameters() if not matches(name, self.exclude)}
+        ours = {name: each for name, each in network.named_parameters() if not find_pattern(name, self.exclude)}
         # A weight's units are its first side.
         self.weights = {name: Decomposed(each) for name, each in ours.items() if each.dim() > 1}
         self._plain = {name: each for name, each in ours.items() if each.dim() <= 1}
@@ -216,7 +216,7 @@ class APD(Supervised[APDSettings]):
         loss = self.loss(batch, head, moment)
         loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in self.network.named_parameters():
-            if parameter.grad is not None and matches(name, self.exclude):
+            if parameter.grad is not None and find_pattern(name, self.exclude):
                 self._used.add(name)
         self._penalise()
         for group in optimizer.param_groups:

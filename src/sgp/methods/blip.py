@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from sgp.methods.fisher import fisher_of_samples, in_mode, with_drawn_labels
 from sgp.methods.method import Batch, Method, NormStatistics, beside_parameters, check_choices
 from sgp.projection.layout import Layout, layout_of
-from sgp.projection.running_statistics import RunningStatistics
+from sgp.projection.norm_stats import FrozenNormStatistics
 
 BIAS_BOUND = 1.0
 
@@ -103,7 +103,7 @@ class BLIP(Method[BLIPSettings]):
         self.anchor: dict[str, Tensor] = {}
         # The least and the most of each parameter while a task is trained; found at its first step.
         self._ranges: dict[str, tuple[Tensor, Tensor]] | None = None
-        self._statistics = RunningStatistics(lambda: True)
+        self._statistics = FrozenNormStatistics(lambda: True)
         self._handles: list[RemovableHandle] = []
         for name in self._scales(self._layout()):
             dtype = network.get_parameter(name).dtype
@@ -195,7 +195,7 @@ class BLIP(Method[BLIPSettings]):
         """Every parameter that has bits, by name."""
         found = {}
         for guard in layout.guards.values():
-            groups, outputs, inputs = guard.block.matrix(self.network.get_parameter(guard.weight)).shape
+            groups, outputs, inputs = guard.block.view_matrix(self.network.get_parameter(guard.weight)).shape
             n = inputs if self.settings.fan == "in" else max(inputs, groups * outputs)
             found[guard.weight] = _Scale(self.settings.bound / math.sqrt(n), self.settings.fisher_prior * n)
             if guard.bias is not None:

@@ -16,7 +16,7 @@ from sgp.methods.method import Batch
 from sgp.methods.supervised import Moment
 from sgp.networks.widen import cut, rearrange, widen
 from sgp.networks.wiring import Layer, fed, units
-from sgp.projection.layout import check_patterns
+from sgp.patterns import check_patterns
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sgp.methods.method import Batch
-from sgp.projection.layers import layer_type_of
+from sgp.projection.layer_types import get_layer_type
 
 LogLikelihood = Callable[[Batch], Tensor]
 
@@ -252,7 +252,7 @@ def _watched(
 def _can_explain(module: nn.Module) -> bool:
     # A subclass of a norm layer may do anything; those of the others are known not to have a forward of their own.
     if isinstance(module, nn.Linear | Convolution):
-        return layer_type_of(module) is not None
+        return get_layer_type(module) is not None
     return type(module) in (*CHANNEL_NORMS, *LAST_NORMS, nn.Embedding)
 
 
@@ -265,13 +265,13 @@ def _explained(module: nn.Module, calls: list[_Call], count: int) -> dict[str, _
         return {"weight": _of_embedding(module, calls, count)}
     if not isinstance(module, nn.Linear | Convolution):
         return _of_norm(module, calls)
-    layer_type = layer_type_of(module)
+    layer_type = get_layer_type(module)
     assert layer_type is not None
     groups = module.groups if isinstance(module, Convolution) else 1
     # [groups, n, positions, inputs] and [groups, n, positions, outputs]; a second call is like more positions.
     rows, deltas = [], []
     for call in calls:
-        inputs, (delta,) = layer_type.rows(module, call.input), call.deltas
+        inputs, (delta,) = layer_type.unfold_rows(module, call.input), call.deltas
         rows.append(inputs.reshape(groups, count, -1, inputs.shape[-1]))
         if isinstance(module, Convolution):
             delta = delta.reshape(count, groups, delta.shape[1] // groups, -1).permute(1, 0, 3, 2)

@@ -19,8 +19,8 @@ from sgp.methods.method import Batch
 from sgp.methods.replay import ReplaySettings, example_rows, joined
 from sgp.methods.supervised import Moment, Supervised
 from sgp.projection import GradientMemory, Subspace
+from sgp.projection.gram import InputGram
 from sgp.projection.layout import Guard, layout_of
-from sgp.projection.statistic import Statistic
 from sgp.projection.subspace import Bases
 
 # Of the sigmoid that keeps soft weights between 0 and 1.
@@ -70,7 +70,7 @@ class FSDGPMSettings(GPMSettings, ReplaySettings):
 class FreshMemory(GradientMemory):
     """A gradient memory that begins anew with each update."""
 
-    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
         return super()._grow(Subspace.empty(start.groups, start.dimension), statistic, threshold)
 
 
@@ -266,12 +266,12 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             return {}
         block, gradient = guard.block, gradients[guard.weight]
         offset = None if guard.bias is None else gradients[guard.bias]
-        part, part_of_bias = space.blocked_part(
-            block.matrix(gradient), None if offset is None else block.vector(offset)
+        part, part_of_bias = space.compute_blocked_part(
+            block.view_matrix(gradient), None if offset is None else block.view_bias(offset)
         )
-        parts = {guard.weight: block.embedded(part, gradient)}
+        parts = {guard.weight: block.embed_matrix(part, gradient)}
         if guard.bias is not None and offset is not None and part_of_bias is not None:
-            parts[guard.bias] = block.embedded_bias(part_of_bias, offset)
+            parts[guard.bias] = block.embed_bias(part_of_bias, offset)
         return parts
 
     def _projected_rows(self, guard: Guard, space: Subspace, rows: Tensor, D: Tensor) -> dict[str, Tensor]:
@@ -280,7 +280,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         if not self.settings.second_order:
             rows = rows.detach()
         ones = None if guard.bias is None else rows.new_ones(1, len(rows))
-        part, part_of_constant = space.blocked_part(rows.unsqueeze(0), ones)
+        part, part_of_constant = space.compute_blocked_part(rows.unsqueeze(0), ones)
         parts = {guard.weight: D.mT @ part[0]}
         if guard.bias is not None and part_of_constant is not None:
             parts[guard.bias] = D.mT @ part_of_constant[0]
@@ -292,7 +292,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         for name, value in soft.items():
             space = self.memory.subspaces[name]
             if isinstance(space, Subspace) and not space.is_empty:
-                weighted[name] = space.weighed(self._lambda(value))
+                weighted[name] = space.with_importance(self._lambda(value))
         return weighted
 
     def _lambda(self, soft: Tensor) -> Tensor:

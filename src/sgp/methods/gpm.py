@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Method, NormStatistics, check_choices
+from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.distributed import Team
-from sgp.projection.layout import Layout, check_patterns, matches
+from sgp.projection.gram import InputGram
+from sgp.projection.layout import Layout
 from sgp.projection.optim import Handle, Road
-from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import Bases, minimal_rank
+from sgp.projection.subspace import Bases, find_minimal_rank
 
 N = TypeVar("N", int, float)
 # A curve over the bases of a layer is written down at so many of them.
@@ -78,17 +79,17 @@ class WatchedMemory(GradientMemory):
         self._seen: dict[int, Tensor] = {}
 
     def _grown(
-        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Bases]
+        self, statistics: Mapping[str, InputGram], thresholds: Mapping[str, float], known: Mapping[str, Bases]
     ) -> dict[str, Bases]:
         grown = super()._grown(statistics, thresholds, known)
         self.spectra |= {name: self._seen[id(each)] for name, each in statistics.items() if id(each) in self._seen}
         self._seen.clear()
         return grown
 
-    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
         def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
             self._seen[id(statistic)] = torch.cat([old, new], dim=-1).flatten().sqrt()
-            return minimal_rank(new, total, threshold)
+            return find_minimal_rank(new, total, threshold)
 
         return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
 
@@ -149,7 +150,7 @@ class GPM(Method[GPMSettings]):
             layers = [layer.layer for layer in self.memory.capacity().layers]
             check_patterns(network, settings.memory_samples, "memory_samples", layers)
             for layer in layers:
-                if not matches(layer, list(settings.memory_samples)):
+                if not find_pattern(layer, list(settings.memory_samples)):
                     raise ValueError(f"memory_samples: no pattern matches the layer {layer!r}; add one, such as '*'")
 
     @staticmethod

@@ -18,7 +18,7 @@ from sgp.methods.supervised import Moment, Supervised
 from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
 from sgp.networks.widen import channels_last as has_channels_last
 from sgp.networks.wiring import Wiring, find_wiring
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 Tensors = dict[str, Tensor]
 
@@ -204,7 +204,7 @@ class Growing(Supervised[S]):
         heads = [{name for name in own if name in parameters} for own in self.own.values()]
         learned = set().union(*heads)
         body = sum(
-            self._base[name] if matches(name, self.exclude) else each.numel()
+            self._base[name] if find_pattern(name, self.exclude) else each.numel()
             for name, each in parameters.items()
             if name not in learned
         )
@@ -234,5 +234,5 @@ def units_for(setting: int | dict[str, int], layer: str) -> int:
     """What a number of units by pattern is for one layer: that of the first pattern that fits its name, otherwise 0."""
     if not isinstance(setting, dict):
         return setting
-    pattern = matches(layer, setting)
+    pattern = find_pattern(layer, setting)
     return 0 if pattern is None else setting[pattern]

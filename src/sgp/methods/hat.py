@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from sgp.methods.method import Batch, check_choices
 from sgp.methods.supervised import Moment, Supervised
 from sgp.networks.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class HAT(Supervised[HATSettings]):
         return loss.item()
 
     def _protected(self) -> list[str]:
-        return [name for name in self.wiring.places if not matches(name, self.exclude)]
+        return [name for name in self.wiring.places if not find_pattern(name, self.exclude)]
 
     def _sides(self, name: str) -> tuple[Tensor, Tensor]:
         """Of the tasks so far: the masks of a layer's units [units] and of its inputs [inputs]."""

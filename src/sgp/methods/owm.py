@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from sgp.methods.calls import Call, recorded
 from sgp.methods.method import Batch, NormStatistics, check_choices
 from sgp.methods.supervised import Moment, Supervised
-from sgp.projection.layers import layer_type_of
-from sgp.projection.layout import check_patterns, matches
+from sgp.patterns import check_patterns, find_pattern
+from sgp.projection.layer_types import get_layer_type
 
 Layer = nn.Linear | nn.Conv2d
 
@@ -72,7 +72,7 @@ class OWM(Supervised[OWMSettings]):
         self.layers: dict[str, Layer] = {
             name: module
             for name, module in network.named_modules()
-            if isinstance(module, Layer) and layer_type_of(module) is not None and not matches(name, exclude)
+            if isinstance(module, Layer) and get_layer_type(module) is not None and not find_pattern(name, exclude)
         }
         # [groups, d, d] in float64: alpha is far below what float32 resolves beside 1, and P must stay positive.
         self.projectors: dict[str, Tensor] = {}
@@ -179,9 +179,9 @@ class OWM(Supervised[OWMSettings]):
     def _rows(self, name: str, input: Tensor) -> Tensor:
         """An input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d]."""
         layer = self.layers[name]
-        layer_type = layer_type_of(layer)
+        layer_type = get_layer_type(layer)
         assert layer_type is not None
-        rows = layer_type.rows(layer, input)
+        rows = layer_type.unfold_rows(layer, input)
         return rows if layer.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
 
     def _times_projector(self, name: str, matrices: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ class OWM(Supervised[OWMSettings]):
         """Parameters of layers that have no projector and are not of single tasks."""
         guarded = {id(parameter) for layer in self.layers.values() for parameter in layer.parameters()}
         for name, parameter in self.network.named_parameters():
-            if id(parameter) not in guarded and not matches(name, self.exclude):
+            if id(parameter) not in guarded and not find_pattern(name, self.exclude):
                 yield parameter
 
     def state_dict(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _of_layer(decay: float | dict[str, float], name: str) -> float:
     """The decay of a layer; where patterns are given, that of the first which matches."""
     if not isinstance(decay, dict):
         return decay
-    pattern = matches(name, decay)
+    pattern = find_pattern(name, decay)
     if pattern is None:
         raise ValueError(f"alpha_decay: no pattern matches the layer {name!r}; add one, such as '*'")
     return decay[pattern]

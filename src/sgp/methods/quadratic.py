@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.method import Method, S, beside_parameters
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 
 class Quadratic(Method[S]):
@@ -54,7 +54,7 @@ class Quadratic(Method[S]):
         return {
             name: parameter
             for name, parameter in self.network.named_parameters()
-            if parameter.requires_grad and not matches(name, self.exclude)
+            if parameter.requires_grad and not find_pattern(name, self.exclude)
         }
 
     def penalty(self) -> Tensor:

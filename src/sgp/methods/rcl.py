@@ -14,7 +14,7 @@ from torch.optim import Adam
 from sgp.methods.growing import Growing, Tensors, check_units, gathered, lots_of, units_for
 from sgp.methods.method import Batch
 from sgp.networks.widen import resize, widen
-from sgp.projection.layout import check_patterns
+from sgp.patterns import check_patterns
 
 # Deviation of the controller's first weights, uniform within plus and minus this, as published.
 CONTROLLER_BOUND = 0.08

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
 from sgp.methods.method import Batch
 from sgp.methods.supervised import Moment, Supervised
+from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Subspace
-from sgp.projection.layout import Guard, check_patterns, layout_of, matches
-from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import Bases, along, minimal_rank
+from sgp.projection.gram import InputGram
+from sgp.projection.layout import Guard, layout_of
+from sgp.projection.subspace import Bases, along, find_minimal_rank
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,13 @@ class UnionMemory(GradientMemory):
         """They have been taken over."""
         self._space_of.clear()
 
-    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
         assert isinstance(start, Subspace)
         taken = torch.zeros(start.basis.shape[0], start.basis.shape[2], dtype=torch.bool)
 
         def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
             energies, order = torch.cat([old, new], dim=-1).sort(dim=-1, descending=True, stable=True)
-            count = minimal_rank(energies, total, threshold)
+            count = find_minimal_rank(energies, total, threshold)
             first = torch.arange(order.shape[-1]) < count.unsqueeze(-1)
             members = torch.zeros_like(first).scatter(-1, order, first)
             taken.copy_(members[:, : old.shape[-1]])
@@ -205,7 +206,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
         self._guards = {
             name: guard
             for name, guard in layout.guards.items()
-            if guard.weight not in layout.two_sided and not matches(name, unscaled)
+            if guard.weight not in layout.two_sided and not find_pattern(name, unscaled)
         }
         self._first_layer = next(iter(layout.guards))
         self._scales = nn.ParameterDict()
@@ -324,9 +325,9 @@ class TRGP(GPM, Supervised[GPMSettings]):
             gradient = gradients[guard.weight]
             if gradient is None:
                 continue
-            matrix = guard.block.matrix(gradient)
+            matrix = guard.block.view_matrix(gradient)
             offset = None if guard.bias is None else gradients[guard.bias]
-            vector = None if offset is None else guard.block.vector(offset)
+            vector = None if offset is None else guard.block.view_bias(offset)
             whole = torch.cat([matrix.flatten(), *([] if vector is None else [vector.flatten()])]).norm()
             norms = {
                 old: float(along(self._space(old, layer), matrix, vector).norm())
@@ -410,10 +411,10 @@ class TRGP(GPM, Supervised[GPMSettings]):
         """Put a layer's W_eff among the parameters that replace others."""
         change, bias_change = self._change(guard, regions)
         weight = self.network.get_parameter(guard.weight)
-        replaced[guard.weight] = replaced.get(guard.weight, weight) + guard.block.embedded(change, weight)
+        replaced[guard.weight] = replaced.get(guard.weight, weight) + guard.block.embed_matrix(change, weight)
         if guard.bias is not None and bias_change is not None:
             bias = self.network.get_parameter(guard.bias)
-            replaced[guard.bias] = replaced.get(guard.bias, bias) + guard.block.embedded_bias(bias_change, bias)
+            replaced[guard.bias] = replaced.get(guard.bias, bias) + guard.block.embed_bias(bias_change, bias)
 
     def _change(self, guard: Guard, regions: Sequence[Region]) -> tuple[Tensor, Tensor | None]:
         """W_eff - W of a layer, by factors: nothing larger than W is ever formed."""
@@ -429,5 +430,5 @@ class TRGP(GPM, Supervised[GPMSettings]):
 
     def _matrices(self, guard: Guard) -> tuple[Tensor, Tensor | None]:
         """A layer's weight as matrices, and the bias that is protected with it."""
-        bias = None if guard.bias is None else guard.block.vector(self.network.get_parameter(guard.bias))
-        return guard.block.matrix(self.network.get_parameter(guard.weight)), bias
+        bias = None if guard.bias is None else guard.block.view_bias(self.network.get_parameter(guard.bias))
+        return guard.block.view_matrix(self.network.get_parameter(guard.weight)), bias

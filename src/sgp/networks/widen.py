@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sgp.networks.wiring import Layer, Wiring, units
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 # A unit that is not there yet, among the numbers of those that are.
 NEW = -1
@@ -50,9 +50,9 @@ def with_all_heads(wiring: Wiring, exclude: Sequence[str]) -> Wiring:
         wiring: found by running one head.
         exclude: patterns on the names of heads.
     """
-    heard = [place.sources for name, place in wiring.places.items() if place.sources and matches(name, exclude)]
+    heard = [place.sources for name, place in wiring.places.items() if place.sources and find_pattern(name, exclude)]
     places = {
-        name: replace(place, sources=heard[0]) if heard and matches(name, exclude) else place
+        name: replace(place, sources=heard[0]) if heard and find_pattern(name, exclude) else place
         for name, place in wiring.places.items()
     }
     return Wiring(places)

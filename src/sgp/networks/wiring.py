@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sgp.projection.layout import matches
+from sgp.patterns import find_pattern
 
 Layer = nn.Linear | nn.Conv2d
 # Marks a layer that meets the network's own input, beside the names of layers.
@@ -102,16 +102,16 @@ def find_wiring(network: nn.Module, inputs: Tensor, head: int, *, exclude: Seque
     layers: dict[str, Layer] = {name: each for name, each in modules.items() if isinstance(each, Layer)}
     norms = {name: each for name, each in modules.items() if isinstance(each, _BatchNorm)}
     for name, module in modules.items():
-        if name not in layers and name not in norms and not matches(name, exclude) and _has_own_parameters(module):
+        if name not in layers and name not in norms and not find_pattern(name, exclude) and _has_own_parameters(module):
             raise TypeError(
                 f"{name!r} is of type {type(module).__name__}: only Linear, Conv2d and BatchNorm can be gated"
             )
     owners = _owners_of_norms(network, layers, norms, inputs, head)
     for name in norms:
-        if name not in owners and not matches(name, exclude):
+        if name not in owners and not find_pattern(name, exclude):
             raise TypeError(f"BatchNorm {name!r} does not follow a layer directly: no gate can stand behind both")
     norm_of = {layer: norm for norm, layer in owners.items()}
-    inner = [name for name in layers if not matches(name, exclude)]
+    inner = [name for name in layers if not find_pattern(name, exclude)]
     sources = _sources(network, layers, {norm_of.get(name, name): name for name in inner}, inputs, head)
     # A layer that was not run, or that sees the network's own input beside others, is fed by what nobody gates.
     places = {

@@ -2,7 +2,7 @@
 
 from sgp.projection.capacity import Capacity, LayerCapacity
 from sgp.projection.check import Check, LayerCheck
-from sgp.projection.layers import Block, LayerType, register_layer
+from sgp.projection.layer_types import Block, LayerType, register_layer
 from sgp.projection.memory import GradientMemory
 from sgp.projection.optim import Handle
 from sgp.projection.subspace import Numerics, Subspace

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sgp.projection.collect import collect, evaluation_pass, make_forward
 from sgp.projection.distributed import Team
 from sgp.projection.layout import Guard
 from sgp.projection.protection import Protection
-from sgp.projection.representation import collect, forward_of, no_trace
-from sgp.projection.sharded import laid_out_as, local, whole
+from sgp.projection.sharded import distribute_like, gather_whole, get_local
 
 # A weight that has changed by less than this share of itself has only been rounded.
 ROUNDING = 2.0**-20
@@ -91,11 +91,11 @@ def check(
             in_step=team.in_step if protection.is_sharded else None,
         )
     )
-    run = forward or forward_of(model)
+    run = forward or make_forward(model)
     present = tensors_of(model)
     reference = {name: lengthened(value, present.get(name, value)) for name, value in reference.items()}
-    then_laid_out = {name: laid_out_as(value, present.get(name, value)) for name, value in reference.items()}
-    with no_trace(model, ()), protection.unflushed():
+    then_laid_out = {name: distribute_like(value, present.get(name, value)) for name, value in reference.items()}
+    with evaluation_pass(model, ()), protection.unflushed():
         now = _outputs(run(batch))
         try:
             model.load_state_dict(then_laid_out, strict=False)
@@ -119,10 +119,10 @@ def check(
                 LayerCheck(
                     layer=guard.name,
                     held=_ratio(float(subspace.held(statistic).sum()), energy),
-                    leak=_ratio(float(subspace.along_blocked(*_split(change, guard)).norm()), moved),
+                    leak=_ratio(float(subspace.compute_blocked_coefficients(*_split(change, guard)).norm()), moved),
                     drift=_ratio(
-                        float(statistic.energy_through(change).sum()) ** 0.5,
-                        float(statistic.energy_through(old).sum()) ** 0.5,
+                        float(statistic.compute_energy_through(change).sum()) ** 0.5,
+                        float(statistic.compute_energy_through(old).sum()) ** 0.5,
                     ),
                 )
             )
@@ -145,7 +145,7 @@ def refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards
     for name in {name for guard in guards for name in guard.parameters}:
         if name not in reference:
             raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
-        given, own = local(reference[name]), protection.local(name)
+        given, own = get_local(reference[name]), protection.get_local(name)
         if own.numel() and given.data_ptr() == own.data_ptr():
             raise ValueError(
                 "reference: these are the model's own tensors, which training changes; keep a copy, "
@@ -165,15 +165,17 @@ def lengthened(then: Tensor, now: Tensor) -> Tensor:
     """A reference of a parameter that has grown since, with the new rows as they are now: none of them has drifted."""
     if not isinstance(then, Tensor) or not has_grown(then, now):
         return then
-    return torch.cat([whole(then).to(now), whole(now)[len(then) :]])
+    return torch.cat([gather_whole(then).to(now), gather_whole(now)[len(then) :]])
 
 
 def _joint(guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:
     """Weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
-    matrix = guard.block.matrix(whole(parameters[guard.weight])).double()
+    matrix = guard.block.view_matrix(gather_whole(parameters[guard.weight])).double()
     if guard.bias is None:
         return matrix
-    return torch.cat([matrix, guard.block.vector(whole(parameters[guard.bias])).double().unsqueeze(-1)], dim=-1)
+    return torch.cat(
+        [matrix, guard.block.view_bias(gather_whole(parameters[guard.bias])).double().unsqueeze(-1)], dim=-1
+    )
 
 
 def _split(matrix: Tensor, guard: Guard) -> tuple[Tensor, Tensor | None]:

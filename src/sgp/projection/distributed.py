@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from sgp.projection.representation import sampler_of
-from sgp.projection.statistic import Statistic
+from sgp.projection.collect import find_sampler
+from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Bases
-from sgp.projection.tokens import TokenCounts, bases_of
+from sgp.projection.tokens import TokenCounts, load_bases
 
 if dist.is_available():
     # Torch imports this by itself with the first optimizer, and the defaults of its functions are the group of all
@@ -116,7 +116,7 @@ class Team:
         """What the first process has, on all."""
         return tensor if self.size == 1 else self._broadcast(tensor, 0)
 
-    def merged(self, statistics: Mapping[str, Statistic]) -> tuple[dict[str, Statistic], set[str]]:
+    def merged(self, statistics: Mapping[str, InputGram]) -> tuple[dict[str, InputGram], set[str]]:
         """Statistics over all processes, each on one of them; and all guards that have one somewhere."""
         if self.size == 1:
             return dict(statistics), set(statistics)
@@ -128,7 +128,7 @@ class Team:
         for name in names:
             key = tuple(each[name].number if name in each else None for each in seen)
             together.setdefault(key, []).append(name)
-        merged: dict[str, Statistic] = {}
+        merged: dict[str, InputGram] = {}
         for number, members in enumerate(together.values()):
             parts = [each.get(members[0]) for each in seen]
             owner = number % self.size
@@ -154,10 +154,10 @@ class Team:
                 for key, (shape, dtype) in described.items():
                     sent = states[index][key] if self.rank == owner else torch.empty(shape, dtype=dtype)
                     state[key] = self._broadcast(sent, owner)
-                everything |= dict.fromkeys(members, bases_of(state))
+                everything |= dict.fromkeys(members, load_bases(state))
         return everything
 
-    def _sum(self, mine: Statistic | None, parts: list[_Seen], owner: int) -> Statistic:
+    def _sum(self, mine: InputGram | None, parts: list[_Seen], owner: int) -> InputGram:
         """One statistic over all processes; whole on its owner only."""
         shape = parts[0]
         count = sum(part.count for part in parts)
@@ -178,14 +178,14 @@ class Team:
             received = [torch.empty_like(sent) for _ in range(self.size)]
             dist.all_gather(received, sent)
             rows = torch.cat([part[:, : int(part[0, most, 0])] for part in received], dim=1)
-            whole = Statistic(shape.groups, shape.inputs, constant=shape.constant, precise=True)
+            whole = InputGram(shape.groups, shape.inputs, constant=shape.constant, precise=True)
             whole.add(rows[..., : shape.inputs])
             return whole
         gram = torch.zeros(shape.groups, d, d, dtype=torch.float64)
         if mine is not None:
             rows = mine.rows()
             gram = mine.gram() if rows is None else rows.mT @ rows
-        return Statistic.of_gram(self._reduced(gram, owner), count, shape.inputs, constant=shape.constant)
+        return InputGram.from_gram(self._reduced(gram, owner), count, shape.inputs, constant=shape.constant)
 
     def _gathered(self, value: Any) -> list[Any]:
         box: list[Any] = [None] * self.size
@@ -214,7 +214,7 @@ def _distinct(batches: Iterable[Any]) -> int | None:
     Processes are dealt blocks in turn. What the last round lacks comes from the first one, and for those that come last
     in it.
     """
-    sampler, shard = sampler_of(batches), getattr(batches, "batch_sampler", None)
+    sampler, shard = find_sampler(batches), getattr(batches, "batch_sampler", None)
     accelerate = sys.modules.get("accelerate.data_loader")
     if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
         whole, block = len(sampler.dataset), 1  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def _distinct(batches: Iterable[Any]) -> int | None:
     return rounds * block + min(max(rest - rank * block, 0), block)
 
 
-def _seen(statistic: Statistic, numbers: Mapping[int, int]) -> _Seen:
+def _seen(statistic: InputGram, numbers: Mapping[int, int]) -> _Seen:
     return _Seen(
         numbers[id(statistic)],
         statistic.count,

@@ -184,7 +184,7 @@ class _Call:
                 return tensor
             projected = rows.clone().unsqueeze(0)
             ones = projected.new_ones(1, rows.shape[0]) if side._has_bias else None
-            side.subspace.take_away(rows.unsqueeze(0), ones, projected, ones)
+            side.subspace.subtract_projection_(rows.unsqueeze(0), ones, projected, ones)
             if ones is not None:
                 self.constant_removed = 1 - ones[0]
             self.probed = projected[0] @ side._probe

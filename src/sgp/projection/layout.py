@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 
-from sgp.projection.layers import Block, LayerType, layer_type_of
-from sgp.projection.sharded import local, refuse_layout, units_of
+from sgp.patterns import find_pattern
+from sgp.projection.layer_types import Block, LayerType, get_layer_type
+from sgp.projection.sharded import check_layout, find_fsdp_modules, get_local
 
 BiasRule = Literal["protect", "freeze"]
 
@@ -80,27 +80,6 @@ class Layout:
     two_sided: set[str] = field(default_factory=set)
 
 
-def matches(name: str, patterns: Iterable[str]) -> str | None:
-    """The first pattern that fits a qualified name or one of the modules that it lies in."""
-    parts = name.split(".")
-    ancestry = [".".join(parts[: i + 1]) for i in range(len(parts))]
-    return next((p for p in patterns if any(fnmatchcase(prefix, p) for prefix in ancestry)), None)
-
-
-def check_patterns(model: nn.Module, patterns: Iterable[str], what: str, also: Iterable[str] = ()) -> None:
-    """Refuse a pattern that fits nothing, unless it starts with the name of a module that is empty as yet."""
-    modules = {name for name, _ in model.named_modules()}
-    names = modules | {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(also)
-    for pattern in patterns:
-        if any(fnmatchcase(name, pattern) for name in names):
-            continue
-        literal = pattern.split("*")[0].split("?")[0].split("[")[0].rstrip(".")
-        if literal and literal in modules:
-            continue
-        known = ", ".join(sorted(name for name in modules if name)[:12])
-        raise ValueError(f"{what}: the pattern {pattern!r} matches no module or parameter; the model has {known}")
-
-
 def layout_of(
     model: nn.Module,
     *,
@@ -131,10 +110,10 @@ def layout_of(
     shared: dict[str, str] = {}  # weight -> unknown layer type that has it too
 
     for module_name, module in model.named_modules():
-        layer_type = layer_type_of(module)
-        if layer_type is None or matches(module_name, exclude):
+        layer_type = get_layer_type(module)
+        if layer_type is None or find_pattern(module_name, exclude):
             continue
-        blocks = layer_type.blocks(module)
+        blocks = layer_type.find_blocks(module)
         for block, name in zip(blocks, _names(module_name or "(model)", blocks), strict=True):
             weight = _parameter(module, block.weight, module_name)
             offset = _parameter(module, block.bias, module_name) if block.bias else None
@@ -146,13 +125,13 @@ def layout_of(
             if bias_name is not None:
                 bias_users.setdefault((bias_name, block.bias_rows or block.rows), set()).add(key)
             is_trained = weight.requires_grad or name in held
-            if not is_trained or matches(weight_name, exclude) or id(weight) in strangers or weight.is_complex():
+            if not is_trained or find_pattern(weight_name, exclude) or id(weight) in strangers or weight.is_complex():
                 if id(weight) in strangers:
                     shared[weight_name] = strangers[id(weight)]
                 if bias_name is not None:
                     reasons.setdefault(bias_name, LONE_BIAS)
                 continue
-            shard = local(weight)
+            shard = get_local(weight)
             place = shard.data_ptr() if shard.numel() else 0
             owner = storages.setdefault(place, weight)
             if owner is not weight and place != 0:
@@ -167,10 +146,10 @@ def layout_of(
                 continue
             protect = bias == "protect" and offset is not None
             if name in held:
-                protect = protect and held[name] != block.inputs(weight)
+                protect = protect and held[name] != block.count_inputs(weight)
             else:
                 protect = protect and offset is not None and offset.requires_grad
-            protect = protect and bias_name is not None and not matches(bias_name, exclude)
+            protect = protect and bias_name is not None and not find_pattern(bias_name, exclude)
             guard = Guard(name, block, layer_type, weight_name, bias_name if protect else None, [source])
             guarded[key] = layout.guards[name] = guard
 
@@ -190,11 +169,11 @@ def layout_of(
         reasons |= dict.fromkeys(biases, f"{GUARDED_BIAS}, frozen ({why})")
 
     _sort_the_rest(model, layout, exclude=exclude, rest=rest, strict=strict, reasons=reasons, shared=shared)
-    refuse_layouts(layout, dict(model.named_parameters()).get, by_fsdp=bool(units_of(model)))
+    check_layouts(layout, dict(model.named_parameters()).get, by_fsdp=bool(find_fsdp_modules(model)))
     return layout
 
 
-def refuse_layouts(layout: Layout, find: Callable[[str], Tensor | None], *, by_fsdp: bool) -> None:
+def check_layouts(layout: Layout, find: Callable[[str], Tensor | None], *, by_fsdp: bool) -> None:
     """Raise if a parameter that is guarded or frozen is spread over processes in a way that steps cannot deal with.
 
     Args:
@@ -207,7 +186,7 @@ def refuse_layouts(layout: Layout, find: Callable[[str], Tensor | None], *, by_f
     for name in (*held, *layout.frozen):
         parameter = find(name)
         if parameter is not None:
-            refuse_layout(name, parameter, by_fsdp=by_fsdp, weight=weights.get(name))
+            check_layout(name, parameter, by_fsdp=by_fsdp, weight=weights.get(name))
 
 
 def _uses_by_unknown_types(model: nn.Module, exclude: Sequence[str]) -> dict[int, str]:
@@ -215,7 +194,7 @@ def _uses_by_unknown_types(model: nn.Module, exclude: Sequence[str]) -> dict[int
     return {
         id(parameter): type(module).__name__
         for name, module in model.named_modules()
-        if layer_type_of(module) is None and not matches(name, exclude)
+        if get_layer_type(module) is None and not find_pattern(name, exclude)
         for parameter in module.parameters(recurse=False)
     }
 
@@ -249,7 +228,7 @@ def _sort_the_rest(
             continue
         owner = model.get_submodule(name.rpartition(".")[0])
         is_norm = isinstance(owner, _NormBase) or NORM.search(type(owner).__name__) is not None
-        if pattern := matches(name, exclude):
+        if pattern := find_pattern(name, exclude):
             layout.free[name] = f"excluded by {pattern!r}"
         elif not parameter.requires_grad:
             layout.frozen[name] = NOT_TRAINED
@@ -269,7 +248,7 @@ def _sort_the_rest(
     for name, module in model.named_modules():
         if not isinstance(module, _NormBase) or module.running_mean is None:
             continue
-        pattern = matches(name, exclude)
+        pattern = find_pattern(name, exclude)
         if rest == "freeze" and not pattern:
             layout.statistics.append(name)
             continue

@@ -18,20 +18,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from sgp.projection import storage
+from sgp import storage
+from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.capacity import Capacity, capacity_of, print_table
 from sgp.projection.check import Check, check, has_grown, refuse_unfit, tensors_of
+from sgp.projection.collect import collect, warn_unless_shuffled
 from sgp.projection.distributed import Team
-from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, check_patterns, layout_of, matches
+from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
+from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, layout_of
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
 from sgp.projection.plan import Plan, plan
 from sgp.projection.protection import Protection
 from sgp.projection.realign import heads_of, realign
-from sgp.projection.representation import collect, warn_unless_shuffled
-from sgp.projection.sharded import as_dtensor, is_laid_out_as, local, whole
-from sgp.projection.statistic import FLOAT32_THRESHOLD, Statistic
+from sgp.projection.sharded import as_dtensor, gather_whole, get_local, has_same_layout
 from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
-from sgp.projection.tokens import TokenCounts, TokenSubspace, bases_of
+from sgp.projection.tokens import TokenCounts, TokenSubspace, load_bases
 
 Threshold = float | Callable[[int], float]
 Preset = Literal["paper", "reference", "corrected"]
@@ -191,7 +192,7 @@ class GradientMemory:
             )
         self._protection.subspaces = _following(self._protection, self._protection.layout, self._protection.subspaces)
         warn_if_inexact(optimizer, road)
-        half = sum(4 * local(p).numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
+        half = sum(4 * get_local(p).numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
         if half:
             warnings.warn(
                 "the model has 16-bit weights: the handle keeps a float32 master of those it guards (up "
@@ -372,7 +373,7 @@ class GradientMemory:
         for name, given, own in (("change", change, weight), ("bias", bias, offset)):
             if given is not None and own is not None and given.shape != own.shape:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
-            if given is not None and own is not None and not is_laid_out_as(given, change if is_whole else own):
+            if given is not None and own is not None and not has_same_layout(given, change if is_whole else own):
                 raise ValueError(
                     f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}"
                 )
@@ -380,7 +381,7 @@ class GradientMemory:
         for guard in guards:
             if guard.name in protection.subspaces:
                 part = (guard.block, protection.subspace_for(guard)) if is_whole else protection.part(guard)
-                project(*part, local(change), None if bias is None or guard.bias is None else local(bias))
+                project(*part, get_local(change), None if bias is None or guard.bias is None else get_local(bias))
         return change if bias is None else (change, bias)
 
     @torch.no_grad()
@@ -447,7 +448,7 @@ class GradientMemory:
                     f"layer {name!r} has importances of shape {tuple(old.importance.shape)}, got "
                     f"{tuple(importance.shape)}"
                 )
-            self._protection.subspaces[name] = old.weighed(importance.detach().clone())
+            self._protection.subspaces[name] = old.with_importance(importance.detach().clone())
 
     def capacity(self) -> Capacity:
         """What is protected and how much room is left, as data."""
@@ -575,7 +576,7 @@ class GradientMemory:
         saved = []
         for entry in state["subspaces"]:
             tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
-            saved.append((entry["layers"], bases_of(tensors)))
+            saved.append((entry["layers"], load_bases(tensors)))
         layout = self._scan(self.model, {name: space.dimension for layers, space in saved for name in layers})
         subspaces: dict[str, Bases] = {}
         for layers, subspace in saved:
@@ -647,7 +648,7 @@ class GradientMemory:
         return limits
 
     def _grown(
-        self, statistics: Mapping[str, Statistic], thresholds: Mapping[str, float], known: Mapping[str, Bases]
+        self, statistics: Mapping[str, InputGram], thresholds: Mapping[str, float], known: Mapping[str, Bases]
     ) -> dict[str, Bases]:
         """New subspaces; guards that share statistic, bases and threshold go on sharing."""
         results: dict[tuple[int, int, float], Bases] = {}
@@ -666,7 +667,7 @@ class GradientMemory:
             grown[name] = results[key]
         return grown
 
-    def _grow(self, start: Bases, statistic: Statistic, threshold: float) -> Bases:
+    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
         """One layer's subspace after a task; a method that chooses bases by a rule of its own overrides this."""
         return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics)
 
@@ -686,7 +687,7 @@ class GradientMemory:
         then, now = (self._anchor or {}).get(name), self._protection.find(name)
         if then is None or now is None or not has_grown(then, now):
             return False
-        return torch.equal(whole(then).to(now.device), whole(now)[: len(then)])
+        return torch.equal(gather_whole(then).to(now.device), gather_whole(now)[: len(then)])
 
     def _mark(self, anchor: dict[str, Tensor] | None) -> None:
         """Note the weights as they are at an update."""
@@ -740,7 +741,7 @@ def _refuse_single_batch(batches: Any) -> None:
 def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
     """The value of the first pattern that matches a layer."""
     for pattern, value in values.items():
-        if matches(guard.name, [pattern]) or matches(guard.weight, [pattern]):
+        if find_pattern(guard.name, [pattern]) or find_pattern(guard.weight, [pattern]):
             return value
     return None
 
@@ -766,7 +767,7 @@ def _is_inside(name: str, module: str) -> bool:
 
 def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
     """Groups, and input dimension with the constant of a protected bias."""
-    return guard.block.groups, guard.block.inputs(model.get_parameter(guard.weight)) + (guard.bias is not None)
+    return guard.block.groups, guard.block.count_inputs(model.get_parameter(guard.weight)) + (guard.bias is not None)
 
 
 def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, Bases]) -> dict[str, Bases]:
@@ -781,7 +782,7 @@ def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, B
         guard = layout.guards.get(name)
         weight = None if guard is None else protection.find(guard.weight)
         if guard is not None and weight is not None:
-            dimension = guard.block.inputs(weight) + (guard.bias is not None)
+            dimension = guard.block.count_inputs(weight) + (guard.bias is not None)
             subspace = resized.setdefault((id(subspace), dimension), subspace.resized(dimension))
             groups = guard.block.groups
             if (subspace.groups, subspace.dimension) != (groups, dimension):
@@ -848,7 +849,7 @@ def _bytes_of_statistic(model: nn.Module, guard: Guard) -> int:
     return 8 * dimension if guard.layer_type.is_lookup else 8 * groups * dimension**2
 
 
-def _empty(statistic: Statistic) -> Bases:
+def _empty(statistic: InputGram) -> Bases:
     """No bases, for inputs of a statistic's kind."""
     if isinstance(statistic, TokenCounts):
         return TokenSubspace.empty(statistic.dimension)
@@ -857,7 +858,7 @@ def _empty(statistic: Statistic) -> Bases:
 
 def _check_fit(name: str, subspace: Bases, expected: tuple[int, int], guard: Guard) -> None:
     found = (subspace.groups, subspace.dimension)
-    if not subspace.is_sound:
+    if not subspace.is_consistent:
         raise ValueError(f"layer {name!r} of the saved memory is damaged: bases and importances differ in number")
     if found != expected:
         hint = "" if guard.bias is None and found[1] != expected[1] + 1 else " (a protected bias adds one)"

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sgp.projection.layers import Block
+from sgp.projection.layer_types import Block
 from sgp.projection.layout import NOT_TRAINED, Guard
-from sgp.projection.sharded import local, rows_of
+from sgp.projection.sharded import find_local_rows, get_local
 from sgp.projection.subspace import Blocking
 from sgp.projection.tokens import TokenSubspace
 
@@ -131,7 +131,7 @@ class Handle:
         for guard in pending:
             self._project_applied(guard, changes)
         for name in changes.keys() & self._masters.keys():
-            protection.local(name).copy_(self._masters[name])
+            protection.get_local(name).copy_(self._masters[name])
         protection.fingerprints |= protection.fingerprint(self._lent)
 
     @contextmanager
@@ -145,7 +145,7 @@ class Handle:
         pending = list(self._pending)
         names = _names(pending)
         self._protection.reshard()
-        weights = {name: self._protection.local(name).clone() for name in names}
+        weights = {name: self._protection.get_local(name).clone() for name in names}
         kept = {name: self._kept[name].clone() for name in names}
         masters = {name: master.clone() for name, master in self._masters.items()}
         lent = {name: self._protection.fingerprints[name] for name in self._lent if pending}
@@ -158,7 +158,7 @@ class Handle:
             self._protection.reshard()
             with torch.no_grad():
                 for name, weight in weights.items():
-                    self._protection.local(name).copy_(weight)
+                    self._protection.get_local(name).copy_(weight)
             self._kept |= kept
             self._masters = masters
             self._protection.fingerprints |= lent
@@ -179,7 +179,7 @@ class Handle:
         self._await([])
         self.steps = state["steps"]
         # A file's tensors need not be where the weights are.
-        device = {name: self._protection.local(name).device for name in state["masters"]}
+        device = {name: self._protection.get_local(name).device for name in state["masters"]}
         self._masters = {name: master.to(device[name], copy=True) for name, master in state["masters"].items()}
 
     def _refuse_inside(self, what: str) -> None:
@@ -232,7 +232,9 @@ class Handle:
         why = self._why_not_gradient(guard, optimizer, groups, closure=closure)
         if why:
             return "applied", why
-        is_sharded = guard.layer_type.is_linear and rows_of(self._protection.parameter(guard.weight)) is not None
+        is_sharded = (
+            guard.layer_type.is_linear and find_local_rows(self._protection.parameter(guard.weight)) is not None
+        )
         return "gradient", "the input side needs the whole gradient, and the weight is sharded" if is_sharded else ""
 
     def _why_not_gradient(
@@ -312,7 +314,7 @@ class Handle:
         self._warn_of_held(protection.layout.frozen)
         self._await(pending)
         for name in {*self._restore, *_names(pending)} - kept:
-            self._keep(name, protection.local(name))
+            self._keep(name, protection.get_local(name))
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -323,7 +325,7 @@ class Handle:
         if self.steps % self.every == 0:
             self.flush()
         for name in self._restore:
-            protection.local(name).copy_(self._kept[name])
+            protection.get_local(name).copy_(self._kept[name])
         protection.statistics.restore()
 
     def _warn_of_held(self, frozen: dict[str, str]) -> None:
@@ -362,12 +364,12 @@ class Handle:
             _, subspace = self._protection.part(guard)
             assert isinstance(subspace, TokenSubspace)
             rows, kept = subspace.fixed, self._kept[guard.weight]
-            self._protection.local(guard.weight).index_copy_(0, rows, kept.index_select(0, rows))
+            self._protection.get_local(guard.weight).index_copy_(0, rows, kept.index_select(0, rows))
 
     def _change(self, name: str) -> Tensor:
         """What the optimizer did to a parameter; the buffer of what was kept is reused."""
-        parameter, kept = self._protection.local(name), self._kept[name]
-        is_whole = rows_of(self._protection.parameter(name)) is None
+        parameter, kept = self._protection.get_local(name), self._kept[name]
+        is_whole = find_local_rows(self._protection.parameter(name)) is None
         if is_whole and len(kept) < len(parameter):  # a vocabulary has grown since; no step has changed its new rows
             grown = parameter[len(kept) :]
             if name in self._masters:
@@ -383,22 +385,22 @@ class Handle:
         """Take back what the step did inside the guarded subspace."""
         protection = self._protection
         block, subspace = protection.part(guard)
-        weight = self._masters.get(guard.weight, protection.local(guard.weight))
-        bias = None if guard.bias is None else self._masters.get(guard.bias, protection.local(guard.bias))
+        weight = self._masters.get(guard.weight, protection.get_local(guard.weight))
+        bias = None if guard.bias is None else self._masters.get(guard.bias, protection.get_local(guard.bias))
         change = changes[guard.weight]
-        bias_change = None if guard.bias is None else block.vector(changes[guard.bias])
-        source = block.matrix(change)
-        target = block.matrix(weight)
-        target_bias = None if bias is None else block.vector(bias)
-        subspace.take_away(source, bias_change, target, target_bias)
+        bias_change = None if guard.bias is None else block.view_bias(changes[guard.bias])
+        source = block.view_matrix(change)
+        target = block.view_matrix(weight)
+        target_bias = None if bias is None else block.view_bias(bias)
+        subspace.subtract_projection_(source, bias_change, target, target_bias)
         if not _shares_storage(target, weight):
-            block.write(weight, target)
+            block.write_matrix(weight, target)
         if bias is not None and target_bias is not None and not _shares_storage(target_bias, bias):
-            block.write_vector(bias, target_bias)
+            block.write_bias(bias, target_bias)
         if guard.weight in protection.layout.two_sided:  # the other side projects what this one has left
-            subspace.take_away(source, None, source, None)
+            subspace.subtract_projection_(source, None, source, None)
             if not _shares_storage(source, change):
-                block.write(change, source)
+                block.write_matrix(change, source)
 
     def _project_momentum(self, optimizer: Optimizer, guard: Guard, *, known: bool) -> None:
         """Momentum from before the subspace grew, or from another road, points into it.
@@ -417,7 +419,7 @@ class Handle:
             if buffers[i] is None:
                 buffers[i] = optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         block, subspace = self._protection.part(guard)
-        here = [local(buffer) for buffer in buffers]
+        here = [get_local(buffer) for buffer in buffers]
         if known and _blocked_share(block, subspace, *here) <= PROJECTED:
             return
         project(block, subspace, *here)
@@ -451,8 +453,8 @@ def _groups(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
 def _blocked_share(block: Block, subspace: Blocking, weight: Tensor, bias: Tensor | None = None) -> float:
     """The share of what has the shape of a block's weight and bias that lies along fully blocked bases."""
     dtype = subspace.importance.dtype
-    vector = None if bias is None else block.vector(bias).to(dtype)
-    return subspace.blocked_share(block.matrix(weight).to(dtype), vector)
+    vector = None if bias is None else block.view_bias(bias).to(dtype)
+    return subspace.compute_blocked_share(block.view_matrix(weight).to(dtype), vector)
 
 
 def _release(protection: weakref.ref[Protection], token: object) -> None:
@@ -490,19 +492,21 @@ def _project_gradient(block: Block, subspace: Blocking, weight: nn.Parameter, bi
         if parameter is not None and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     assert weight.grad is not None
-    project(block, subspace, local(weight.grad), None if bias is None or bias.grad is None else local(bias.grad))
+    project(
+        block, subspace, get_local(weight.grad), None if bias is None or bias.grad is None else get_local(bias.grad)
+    )
 
 
 def project(block: Block, subspace: Blocking, weight: Tensor, bias: Tensor | None = None) -> None:
     """Eq. 3 in place on what has the shape of a block's weight and bias, whatever its type and strides."""
     dtype = subspace.importance.dtype
-    matrix = block.matrix(weight).to(dtype)
-    vector = None if bias is None else block.vector(bias).to(dtype)
-    subspace.take_away(matrix, vector, matrix, vector)
+    matrix = block.view_matrix(weight).to(dtype)
+    vector = None if bias is None else block.view_bias(bias).to(dtype)
+    subspace.subtract_projection_(matrix, vector, matrix, vector)
     if not _shares_storage(matrix, weight):
-        block.write(weight, matrix)
+        block.write_matrix(weight, matrix)
     if bias is not None and vector is not None and not _shares_storage(vector, bias):
-        block.write_vector(bias, vector)
+        block.write_bias(bias, vector)
 
 
 def _shares_storage(a: Tensor, b: Tensor) -> bool:

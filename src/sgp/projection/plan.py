@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sgp.projection.collect import batch_size, collect, get_mask
+from sgp.projection.gram import STRIP
 from sgp.projection.layout import Guard
-from sgp.projection.representation import batch_size, collect, mask_of
-from sgp.projection.statistic import STRIP
 
 # Of a symmetric eigendecomposition with vectors, and of a thin SVD, in multiply-adds over d^3 and n^2 d.
 EIGH = 9
@@ -98,7 +98,7 @@ def plan(
     owner = {guard.name: guard.name for guard in guards}
     through = 0.0
     if batch is not None:
-        size = batch_size(batch, mask_of(batch, mask)) or 1
+        size = batch_size(batch, get_mask(batch, mask)) or 1
         for members in passes:  # as an update gathers: what one holds is bounded, and layers of two do not share
             names = [guard.name for guard in members]
             everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.input_side import InputSide
-from sgp.projection.layers import Block
-from sgp.projection.layout import Guard, Layout, refuse_layouts
-from sgp.projection.running_statistics import RunningStatistics
-from sgp.projection.sharded import Rows, local, part_of, reshard, rows_of, units_of
+from sgp.projection.layer_types import Block
+from sgp.projection.layout import Guard, Layout, check_layouts
+from sgp.projection.norm_stats import FrozenNormStatistics
+from sgp.projection.sharded import Rows, cut_to_shard, find_fsdp_modules, find_local_rows, get_local, reshard
 from sgp.projection.subspace import Bases, Blocking, Subspace
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Protection:
         self.proved: dict[str, bool] = {}
         self.unfinished: dict[Handle, None] = {}
         myself = weakref.ref(self)  # a plain reference would be a cycle that keeps the model alive
-        self.statistics = RunningStatistics(lambda: (alive := myself()) is not None and alive.is_attached)
+        self.statistics = FrozenNormStatistics(lambda: (alive := myself()) is not None and alive.is_attached)
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
         self._ready: dict[str, tuple[Bases, Bases]] = {}
@@ -87,9 +87,9 @@ class Protection:
             raise RuntimeError(f"parameter {name!r} is gone from the model since the last update")
         return parameter
 
-    def local(self, name: str) -> Tensor:
+    def get_local(self, name: str) -> Tensor:
         """What this process has of a parameter: its own memory, without history."""
-        return local(self.parameter(name))
+        return get_local(self.parameter(name))
 
     @property
     def is_sharded(self) -> bool:
@@ -102,9 +102,9 @@ class Protection:
         Raises:
             TypeError: a parameter is laid out in a way that steps cannot deal with.
         """
-        self._units = units_of(self.model)
+        self._units = find_fsdp_modules(self.model)
         self.reshard()
-        refuse_layouts(self.layout, self.find, by_fsdp=self.is_sharded)
+        check_layouts(self.layout, self.find, by_fsdp=self.is_sharded)
 
     def reshard(self) -> None:
         """The parameters of the model are those that optimizers hold again, whatever ran before."""
@@ -157,14 +157,14 @@ class Protection:
     def part(self, guard: Guard) -> tuple[Block, Blocking]:
         """What a step projects: a guard's block and subspace, cut to what this process has of its parameters."""
         weight, bias = self.tensors(guard)
-        space, rows = self.subspace_for(guard), rows_of(weight)
+        space, rows = self.subspace_for(guard), find_local_rows(weight)
         if rows is None:
             return guard.block, space
-        shape, bias_rows = (None, None) if bias is None else (bias.shape, rows_of(bias))
+        shape, bias_rows = (None, None) if bias is None else (bias.shape, find_local_rows(bias))
         key = (space, rows, bias_rows)
         known, part = self._parts.get(guard.name, (None, None))
         if part is None or known is None or known[0] is not space or known[1:] != key[1:]:
-            part = part_of(guard.block, space, weight.shape, rows, shape, bias_rows)
+            part = cut_to_shard(guard.block, space, weight.shape, rows, shape, bias_rows)
             if not self.subspaces[guard.name].is_compressed:
                 self._parts[guard.name] = (key, part)
         return part
@@ -175,7 +175,7 @@ class Protection:
         weight, bias = self.tensors(guard)
         gain = weight.numel() * self.subspaces[guard.name].width
         is_open = guard.layer_type.is_linear and len(guard.sources) == 1 and self.proved.get(guard.name, True)
-        is_open = is_open and rows_of(weight) is None
+        is_open = is_open and find_local_rows(weight) is None
         if is_open and (always or gain > WORTH_WATCHING):
             module = self._owners[guard.weight]  # under its name there may be a wrapper by now
             subspace = self.subspace_for(guard)
@@ -251,7 +251,7 @@ class Protection:
 
 def _fingerprint(parameter: Tensor, dtype: torch.dtype) -> int:
     """Bits summed as integers, weighted by position: exact, whatever the order of summation and whoever has them."""
-    tensor, rows = local(parameter).to(dtype), rows_of(parameter)
+    tensor, rows = get_local(parameter).to(dtype), find_local_rows(parameter)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     total = 0
     start = 1 if rows is None else 1 + rows.start * parameter.shape[1:].numel()

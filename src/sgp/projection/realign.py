@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.check import lengthened
+from sgp.projection.collect import evaluation_pass
 from sgp.projection.distributed import Team
-from sgp.projection.representation import no_trace
 
 # Of the mean energy of a feature: what keeps heads where they are along directions that the new task hardly has.
 RIDGE = 0.1
@@ -143,7 +143,7 @@ def realign(
                 answers = answers_of(own, _rows(features(batch), own))
             yield _rows(features(batch), own), answers
 
-    with no_trace(model, batches):
+    with evaluation_pass(model, batches):
         refit(own, wanted(), team)
 
 

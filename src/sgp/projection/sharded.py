@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.projection.layers import Block
+from sgp.projection.layer_types import Block
 from sgp.projection.subspace import Bases, Blocking, Subspace, along
 from sgp.projection.tokens import TokenSubspace
 
@@ -70,7 +70,7 @@ def as_dtensor(tensor: Tensor) -> DTensor | None:
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
-def local(tensor: Tensor) -> Tensor:
+def get_local(tensor: Tensor) -> Tensor:
     """What this process has of a tensor: all of it unless it is spread over several. Shares memory, has no history."""
     spread = as_dtensor(tensor)
     if spread is None:
@@ -79,13 +79,13 @@ def local(tensor: Tensor) -> Tensor:
         return spread.to_local().detach()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered where it is spread; every process must ask."""
     spread = as_dtensor(tensor)
     return tensor.detach() if spread is None else spread.full_tensor().detach()
 
 
-def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """A whole tensor spread as a parameter is; what is spread already stays as it is."""
     like = as_dtensor(parameter)
     if like is None or as_dtensor(tensor) is not None:
@@ -95,7 +95,7 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def rows_of(parameter: Tensor) -> Rows | None:
+def find_local_rows(parameter: Tensor) -> Rows | None:
     """Which rows of a parameter are here; None where that is all of them on every process."""
     spread = as_dtensor(parameter)
     if spread is None:
@@ -111,7 +111,7 @@ def rows_of(parameter: Tensor) -> Rows | None:
     return Rows(start, start + count, mesh, tuple(cut)) if cut else None
 
 
-def refuse_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor | None = None) -> None:
+def check_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor | None = None) -> None:
     """Raise if a parameter is spread in a way that steps cannot deal with.
 
     Args:
@@ -134,19 +134,19 @@ def refuse_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor
                 f"parameter {name!r} is laid out as {placements}: a step is projected where each process has whole "
                 "rows, Shard(dim=0), or all of it, Replicate(). Shard it so, or exclude it"
             )
-    if rows_of(parameter) is not None and not by_fsdp:
+    if find_local_rows(parameter) is not None and not by_fsdp:
         raise TypeError(
             f"parameter {name!r} is spread over processes, but fully_shard was called on no module of this model: call "
             "it on the one that the memory is of, or exclude what is spread otherwise, as by tensor parallelism"
         )
-    if weight is not None and not is_laid_out_as(weight, parameter):
+    if weight is not None and not has_same_layout(weight, parameter):
         raise TypeError(
             f"parameter {name!r} is laid out as {placements or 'a plain tensor'}, its layer's weight as "
             f"{_layout(weight)[1] or 'a plain tensor'}: shard both alike, exclude the bias, or take bias='freeze'"
         )
 
 
-def is_laid_out_as(tensor: Tensor, parameter: Tensor) -> bool:
+def has_same_layout(tensor: Tensor, parameter: Tensor) -> bool:
     """Whether a tensor is spread over the same processes in the same way, or neither is over any."""
     return _layout(tensor) == _layout(parameter)
 
@@ -156,7 +156,7 @@ def _layout(parameter: Tensor) -> tuple[DeviceMesh | None, tuple[Any, ...]]:
     return (None, ()) if spread is None else (spread.device_mesh, tuple(spread.placements))
 
 
-def units_of(model: nn.Module) -> list[nn.Module]:
+def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
     """The modules of a model that ``fully_shard`` was called on."""
     module = sys.modules.get("torch.distributed.fsdp")
     return [] if module is None else [unit for unit in model.modules() if isinstance(unit, module.FSDPModule)]
@@ -168,7 +168,7 @@ def reshard(units: Iterable[nn.Module]) -> None:
         unit.reshard()  # type: ignore[operator]
 
 
-def part_of(
+def cut_to_shard(
     block: Block, space: Bases, weight: torch.Size, rows: Rows, bias: torch.Size | None, bias_rows: Rows | None
 ) -> tuple[Block, Blocking]:
     """A block and its subspace cut to what one process has.
@@ -187,7 +187,7 @@ def part_of(
     if block.input_dim == 0:
         outputs = weight[1:].numel()
         own_bias = None if bias_rows is None else bias_rows.within(0, outputs)
-        return block, Scattered(space, rows, outputs, slice(0, outputs), slice(rows.start, rows.stop), own_bias)
+        return block, ScatteredSubspace(space, rows, outputs, slice(0, outputs), slice(rows.start, rows.stop), own_bias)
     first, last, _ = slice(*block.rows).indices(weight[0])
     mine = rows.within(first, last)
     cut = replace(block, rows=rows.shifted(first, mine), bias_rows=None)
@@ -196,7 +196,7 @@ def part_of(
         own_bias = bias_rows.within(bias_first, bias_last)
         cut = replace(cut, bias_rows=bias_rows.shifted(bias_first, own_bias))
         if (weight[0], first) != (bias[0], bias_first):
-            return cut, Scattered(space, rows, last - first, mine, slice(0, weight[1:].numel()), own_bias)
+            return cut, ScatteredSubspace(space, rows, last - first, mine, slice(0, weight[1:].numel()), own_bias)
     if block.groups == 1:
         return cut, space
     size = (last - first) // block.groups
@@ -205,7 +205,7 @@ def part_of(
     cut = replace(cut, groups=groups.stop - groups.start)
     if before or after:
         cut = _CutGroups(**vars(cut), before=before, after=after)
-    return cut, space.of_groups(groups)
+    return cut, space.select_groups(groups)
 
 
 @dataclass(frozen=True)
@@ -220,24 +220,24 @@ class _CutGroups(Block):
     before: int = 0
     after: int = 0
 
-    def matrix(self, weight: Tensor) -> Tensor:
+    def view_matrix(self, weight: Tensor) -> Tensor:
         part = weight[slice(*self.rows)].flatten(1)
         return F.pad(part, (0, 0, self.before, self.after)).reshape(self.groups, -1, part.shape[1])
 
-    def vector(self, bias: Tensor) -> Tensor:
+    def view_bias(self, bias: Tensor) -> Tensor:
         return F.pad(bias[slice(*(self.bias_rows or self.rows))], (self.before, self.after)).reshape(self.groups, -1)
 
-    def write(self, weight: Tensor, matrix: Tensor) -> None:
-        super().write(weight, self._here(matrix.flatten(0, 1)))
+    def write_matrix(self, weight: Tensor, matrix: Tensor) -> None:
+        super().write_matrix(weight, self._here(matrix.flatten(0, 1)))
 
-    def write_vector(self, bias: Tensor, vector: Tensor) -> None:
-        super().write_vector(bias, self._here(vector.flatten()))
+    def write_bias(self, bias: Tensor, vector: Tensor) -> None:
+        super().write_bias(bias, self._here(vector.flatten()))
 
     def _here(self, rows: Tensor) -> Tensor:
         return rows[self.before : len(rows) - self.after]
 
 
-class Scattered(Blocking):
+class ScatteredSubspace(Blocking):
     """A subspace for a weight, or weight and bias, whose parts on several processes meet in one product.
 
     Each process puts what its own part does along the bases into a matrix of zeros; one sum over all of them is what
@@ -269,14 +269,16 @@ class Scattered(Blocking):
         self._basis = space.basis[:, own_inputs]
         self._constant = space.basis[:, -1:]  # what meets the bias, if there is one
 
-    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+    def subtract_projection_(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
         coefficients = self._along(source, source_bias)
         coefficients *= self.importance.unsqueeze(1)
         target.baddbmm_(coefficients[:, self._own_outputs], self._basis.mT, alpha=-1)
         if target_bias is not None:
             target_bias -= (coefficients[:, self._own_bias] * self._constant).sum(-1)
 
-    def blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+    def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
         blocked = self._along(matrix, bias) * (self.importance == 1).unsqueeze(1)
         size = float(self._rows.summed(matrix.square().sum()).sqrt())
         return float(blocked.norm()) / max(size, torch.finfo(matrix.dtype).tiny)

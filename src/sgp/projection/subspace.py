@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 
 ROUNDING = 2.0**-52
 # Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
@@ -58,7 +58,7 @@ class Numerics:
     orthogonalise: bool = True
 
 
-def minimal_rank(energies: Tensor, total: Tensor, threshold: float) -> Tensor:
+def find_minimal_rank(energies: Tensor, total: Tensor, threshold: float) -> Tensor:
     """Smallest k whose k strongest directions satisfy Eq. 1 (first task) and Eq. 5 (later ones).
 
     Both ask that what is *not* captured be at most (1 - threshold) of the total. Counting what is discarded,
@@ -109,7 +109,9 @@ class Blocking(ABC):
     importance: Tensor
 
     @abstractmethod
-    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+    def subtract_projection_(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
         """Eq. 3, in place: subtract from the target what the bases block of the source, source M Lambda M^T.
 
         With the source as its own target this projects a gradient; with a weight change as source and the
@@ -123,7 +125,7 @@ class Blocking(ABC):
         """
 
     @abstractmethod
-    def blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+    def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
         """The share of matrices that lies along bases of importance 1.
 
         Args:
@@ -184,7 +186,7 @@ class Bases(Blocking):
 
     @property
     @abstractmethod
-    def is_sound(self) -> bool:
+    def is_consistent(self) -> bool:
         """Whether there are as many importances as bases, as there are not in a damaged file."""
 
     @abstractmethod
@@ -196,7 +198,7 @@ class Bases(Blocking):
         """The same bases, rounded to what they are kept as. What was rounded before stays as it is."""
 
     @abstractmethod
-    def weighed(self, importance: Tensor) -> Bases:
+    def with_importance(self, importance: Tensor) -> Bases:
         """The same bases with other importances."""
 
     def resized(self, dimension: int) -> Bases:
@@ -210,7 +212,7 @@ class Bases(Blocking):
     @abstractmethod
     def grow(
         self,
-        statistic: Statistic,
+        statistic: InputGram,
         *,
         threshold: float,
         alpha: float,
@@ -228,11 +230,11 @@ class Bases(Blocking):
         """
 
     @abstractmethod
-    def held(self, statistic: Statistic) -> Tensor:
+    def held(self, statistic: InputGram) -> Tensor:
         """The energy of a representation that lies in the bases, of each group. [groups]"""
 
     @abstractmethod
-    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         """What matrices do along each basis of importance 1, where nothing may move. [groups, out, k]
 
         Args:
@@ -240,8 +242,8 @@ class Bases(Blocking):
             bias: meets the constant input, if there is one. [groups, out]
         """
 
-    def blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
-        blocked = self.along_blocked(matrix, bias)
+    def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+        blocked = self.compute_blocked_coefficients(matrix, bias)
         return float(blocked.norm()) / max(float(matrix.norm()), torch.finfo(matrix.dtype).tiny)
 
 
@@ -293,7 +295,7 @@ class Subspace(Bases):
         return self.basis.dtype in (torch.bfloat16, torch.int8)
 
     @property
-    def is_sound(self) -> bool:
+    def is_consistent(self) -> bool:
         shape = (self.groups, self.basis.shape[2])
         fits = self.importance.shape == shape and self.rank.shape == (self.groups,)
         return fits and (self.scale is None or self.scale.shape == shape)
@@ -312,18 +314,18 @@ class Subspace(Bases):
         dtype = torch.bfloat16 if store == "bfloat16" else torch.float32
         return Subspace(basis.to(dtype), self.importance, self.rank)
 
-    def weighed(self, importance: Tensor) -> Subspace:
+    def with_importance(self, importance: Tensor) -> Subspace:
         return replace(self, importance=importance)
 
-    def of_groups(self, groups: slice) -> Subspace:
+    def select_groups(self, groups: slice) -> Subspace:
         """Only some of the groups."""
         scale = None if self.scale is None else self.scale[groups]
         return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
-    def held(self, statistic: Statistic) -> Tensor:
-        return statistic.energy_through(self.to(self.basis.device, torch.float64).basis.mT)
+    def held(self, statistic: InputGram) -> Tensor:
+        return statistic.compute_energy_through(self.to(self.basis.device, torch.float64).basis.mT)
 
-    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         basis = self.to(matrix.device, matrix.dtype).basis
         return along(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
 
@@ -333,7 +335,7 @@ class Subspace(Bases):
 
     def grow(
         self,
-        statistic: Statistic,
+        statistic: InputGram,
         *,
         threshold: float,
         alpha: float,
@@ -358,7 +360,7 @@ class Subspace(Bases):
         old_rank = self.rank.to(M.device)
 
         if choose is None:
-            new = minimal_rank(energies, total, threshold)
+            new = find_minimal_rank(energies, total, threshold)
         else:
             new = choose(surrogate, energies, total, threshold)
         if numerics.first_rank == "one-less":
@@ -387,7 +389,9 @@ class Subspace(Bases):
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
         return _packed(basis, lambdas, kept, self.dimension)
 
-    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+    def subtract_projection_(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
         inputs = source.shape[-1]
         if self._prefers_dense:
             dense = self._projector
@@ -405,8 +409,8 @@ class Subspace(Bases):
         if target_bias is not None:
             target_bias -= torch.matmul(coefficients, M[:, inputs].unsqueeze(-1)).squeeze(-1)
 
-    def blocked_part(self, source: Tensor, source_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What :meth:`take_away` would subtract, as tensors of their own through which gradients flow.
+    def compute_blocked_part(self, source: Tensor, source_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`subtract_projection_` would subtract, as tensors of their own through which gradients flow.
 
         Args:
             source: matrices that meet the input on their last side. [groups, out, inputs]

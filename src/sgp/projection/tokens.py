@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sgp.projection.statistic import Statistic
-from sgp.projection.subspace import Bases, Choice, Numerics, Store, Subspace, accumulate, importance, minimal_rank
+from sgp.projection.gram import InputGram
+from sgp.projection.subspace import Bases, Choice, Numerics, Store, Subspace, accumulate, find_minimal_rank, importance
 
 
-class TokenCounts(Statistic):
+class TokenCounts(InputGram):
     """How often each token came: all that bases and importances need to know of indices.
 
     Args:
@@ -46,7 +46,7 @@ class TokenCounts(Statistic):
     def energy(self) -> Tensor:
         return self.counts.sum().double().unsqueeze(0)
 
-    def energy_through(self, matrix: Tensor) -> Tensor:
+    def compute_energy_through(self, matrix: Tensor) -> Tensor:
         return (matrix.double().square().sum(1) * self.counts.to(matrix.device)).sum(-1)
 
     def clone(self) -> TokenCounts:
@@ -81,7 +81,7 @@ class TokenSubspace(Bases):
         return int(self.size)
 
     @property
-    def is_sound(self) -> bool:
+    def is_consistent(self) -> bool:
         return self.importance.shape == (1, len(self.tokens))
 
     @property
@@ -101,7 +101,7 @@ class TokenSubspace(Bases):
     def stored(self, store: Store) -> TokenSubspace:
         return self
 
-    def weighed(self, importance: Tensor) -> TokenSubspace:
+    def with_importance(self, importance: Tensor) -> TokenSubspace:
         return replace(self, importance=importance)
 
     def resized(self, dimension: int) -> TokenSubspace:
@@ -118,7 +118,7 @@ class TokenSubspace(Bases):
 
     def grow(
         self,
-        statistic: Statistic,
+        statistic: InputGram,
         *,
         threshold: float,
         alpha: float,
@@ -142,19 +142,21 @@ class TokenSubspace(Bases):
         lambdas = torch.cat([accumulate(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
         return TokenSubspace(torch.cat([tokens, order[0, :added]]), lambdas.float(), self.size)
 
-    def take_away(self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None) -> None:
+    def subtract_projection_(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
         blocked = source.index_select(2, self.tokens) * self.importance.unsqueeze(1)
         target.index_add_(2, self.tokens, blocked, alpha=-1)
 
-    def held(self, statistic: Statistic) -> Tensor:
+    def held(self, statistic: InputGram) -> Tensor:
         assert isinstance(statistic, TokenCounts)
         return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
 
-    def along_blocked(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         return matrix.index_select(2, self.tokens.to(matrix.device)) * (self.importance == 1).to(matrix).unsqueeze(1)
 
 
-def bases_of(state: Mapping[str, Tensor]) -> Bases:
+def load_bases(state: Mapping[str, Tensor]) -> Bases:
     """What a `state_dict` of any bases is of."""
     if "tokens" in state:
         return TokenSubspace(state["tokens"], state["importance"], state["size"])
@@ -162,4 +164,4 @@ def bases_of(state: Mapping[str, Tensor]) -> Bases:
 
 
 def _fewest(surrogate: Tensor, energies: Tensor, total: Tensor, threshold: float) -> Tensor:
-    return minimal_rank(energies, total, threshold)
+    return find_minimal_rank(energies, total, threshold)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sgp.projection import storage
+from sgp import storage
 from sgp.report import games, tables
 from sgp.report.collect import Collection, LeftOut, collect
 from sgp.report.draw import draw

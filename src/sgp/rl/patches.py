@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.layers import ConvType, register_layer
+from sgp.projection.layer_types import ConvType, register_layer
 
 
 class CornerConv2d(nn.Conv2d):
@@ -19,7 +19,7 @@ class CornerConv2d(nn.Conv2d):
 class CornerPatches(ConvType):
     """Patches in steps of one."""
 
-    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+    def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         assert isinstance(module, CornerConv2d)
         corner = input
         for axis, (size, step) in enumerate(zip(module.kernel_size, module.stride, strict=True), start=2):

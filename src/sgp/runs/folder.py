@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 import sgp
+from sgp import storage
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
-from sgp.projection import storage
 from sgp.runs.config import AnyConfig, as_yaml, differences, recorded
 from sgp.runs.games import GameConfig
 

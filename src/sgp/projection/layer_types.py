@@ -4,7 +4,7 @@ A new layer type is one class with the decorator :func:`register_layer`::
 
     @register_layer(MyLinear)
     class MyLinearType(LayerType):
-        def blocks(self, module):
+        def find_blocks(self, module):
             return [Block(weight="kernel", bias="offset", input_dim=0)]
 
 Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry unless it has a
@@ -49,45 +49,45 @@ class Block:
         if self.input_dim == 0 and (self.rows != (0, None) or self.groups != 1):
             raise ValueError(f"block of {self.weight!r}: with input_dim=0 it must be the whole parameter, in one group")
 
-    def inputs(self, weight: Tensor) -> int:
+    def count_inputs(self, weight: Tensor) -> int:
         """How many inputs each matrix of the block has."""
         return weight.shape[0] if self.input_dim == 0 else weight.shape[1:].numel()
 
-    def matrix(self, weight: Tensor) -> Tensor:
+    def view_matrix(self, weight: Tensor) -> Tensor:
         """The block of a weight, or of its like, as matrices [groups, out, inputs]: a view where possible."""
         if self.input_dim == 0:
             return weight.flatten(1).mT.unsqueeze(0)
         part = weight[slice(*self.rows)]
-        return part.reshape(self.groups, part.shape[0] // self.groups, self.inputs(weight))
+        return part.reshape(self.groups, part.shape[0] // self.groups, self.count_inputs(weight))
 
-    def vector(self, bias: Tensor) -> Tensor:
+    def view_bias(self, bias: Tensor) -> Tensor:
         """The block of its bias: [groups, out]."""
         return bias[slice(*(self.bias_rows or self.rows))].reshape(self.groups, -1)
 
-    def write(self, weight: Tensor, matrix: Tensor) -> None:
-        """Put matrices [groups, out, inputs] back where :meth:`matrix` took them from."""
+    def write_matrix(self, weight: Tensor, matrix: Tensor) -> None:
+        """Put matrices [groups, out, inputs] back where :meth:`view_matrix` took them from."""
         if self.input_dim == 0:
             weight.copy_(matrix.squeeze(0).mT.reshape(weight.shape))
         else:
             part = weight[slice(*self.rows)]
             part.copy_(matrix.reshape(part.shape))
 
-    def write_vector(self, bias: Tensor, vector: Tensor) -> None:
-        """Put a vector [groups, out] back where :meth:`vector` took it from."""
+    def write_bias(self, bias: Tensor, vector: Tensor) -> None:
+        """Put a vector [groups, out] back where :meth:`view_bias` took it from."""
         bias[slice(*(self.bias_rows or self.rows))].copy_(vector.flatten())
 
-    def embedded(self, matrix: Tensor, like: Tensor) -> Tensor:
+    def embed_matrix(self, matrix: Tensor, like: Tensor) -> Tensor:
         """A tensor like the parameter with these matrices in the block's place and 0 elsewhere; gradients flow."""
         if self.input_dim == 1 and self.rows == (0, None):
             return matrix.reshape(like.shape)
         whole = torch.zeros_like(like)
-        self.write(whole, matrix)
+        self.write_matrix(whole, matrix)
         return whole
 
-    def embedded_bias(self, vector: Tensor, like: Tensor) -> Tensor:
+    def embed_bias(self, vector: Tensor, like: Tensor) -> Tensor:
         """The same for the bias. vector: [groups, out]"""
         whole = torch.zeros_like(like)
-        self.write_vector(whole, vector)
+        self.write_bias(whole, vector)
         return whole
 
 
@@ -103,29 +103,29 @@ class LayerType:
     # Whether the layer looks its input up: an index stands for a one-hot row, and ``rows`` gives the indices.
     is_lookup = False
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         """The blocks of a module's parameters."""
         raise NotImplementedError
 
-    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         """The inputs of one call by name, each with the samples along dimension 0."""
         input = args[0] if args else kwargs["input"]
         return {"input": input.unsqueeze(0) if input.dim() == 1 else input}
 
-    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+    def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         """An input as the rows that the weight multiplies: [groups, n, inputs]."""
         return input.reshape(1, -1, input.shape[-1])
 
-    def unfolding(self, module: nn.Module) -> Hashable:
+    def get_sharing_key(self, module: nn.Module) -> Hashable:
         """What decides the rows of a tensor: modules that read the same one and agree in this see the same rows."""
         return "last dimension"
 
-    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+    def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
         """The positions of an input that a mask [samples, positions] admits; all if it has no such positions."""
         is_sequence = input.dim() > 2 and input.shape[:2] == mask.shape
         return input[mask] if is_sequence else input
 
-    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+    def is_sequence_first(self, input: Tensor, mask: Tensor) -> bool:
         """Whether an input has its positions along dimension 0 and its samples along dimension 1, by a mask [samples,
         positions]; False where there are as many of both."""
         return input.dim() > 2 and input.shape[:2] == mask.shape[::-1] != mask.shape
@@ -150,7 +150,7 @@ def register_layer(*modules: type[nn.Module] | str) -> Callable[[T], T]:
     return register
 
 
-def layer_type_of(module: nn.Module) -> LayerType | None:
+def get_layer_type(module: nn.Module) -> LayerType | None:
     """The entry that serves a module, or None.
 
     A subclass with a forward of its own may do anything to its input or its weight before they meet, so it is
@@ -171,7 +171,7 @@ class LinearType(LayerType):
 
     is_linear = True
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         return [Block("weight", "bias")]
 
 
@@ -179,11 +179,11 @@ class LinearType(LayerType):
 class TransposedLinearType(LayerType):
     """GPT-2's linear layer, which calls itself a convolution: its weight is [inputs, outputs]."""
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         return [Block("weight", "bias", input_dim=0)]
 
-    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
-        return super().inputs(module, *(args or kwargs.values()))
+    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+        return super().find_inputs(module, *(args or kwargs.values()))
 
 
 @register_layer(nn.Embedding)
@@ -192,27 +192,27 @@ class EmbeddingType(LayerType):
 
     is_lookup = True
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         assert isinstance(module, nn.Embedding)
         # With max_norm the forward pass writes to the weight itself, which no step hook sees.
         return [Block("weight", input_dim=0)] if module.max_norm is None else []
 
-    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         input = args[0] if args else kwargs["input"]
         return {"input": input.unsqueeze(0) if input.dim() == 0 else input}
 
-    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+    def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         """The indices: [n]."""
         return input.flatten()
 
-    def unfolding(self, module: nn.Module) -> Hashable:
+    def get_sharing_key(self, module: nn.Module) -> Hashable:
         assert isinstance(module, nn.Embedding)
         return "indices", module.num_embeddings
 
-    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+    def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
         return input[mask] if input.shape == mask.shape else input
 
-    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+    def is_sequence_first(self, input: Tensor, mask: Tensor) -> bool:
         return input.shape == mask.shape[::-1] != mask.shape
 
 
@@ -220,17 +220,17 @@ class EmbeddingType(LayerType):
 class ConvType(LayerType):
     """Convolutions: the rows are the patches under the kernel, one block per group."""
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         return [Block("weight", "bias", groups=module.groups)]
 
-    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         input = args[0] if args else kwargs["input"]
         is_single = input.dim() == len(module.kernel_size) + 1
         return {"input": input.unsqueeze(0) if is_single else input}
 
-    def rows(self, module: nn.Module, input: Tensor) -> Tensor:
+    def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         spatial = len(module.kernel_size)
         # PyTorch's own resolution of numbers, "same" and "valid" into pads of every side, which is fixed when
@@ -255,15 +255,15 @@ class ConvType(LayerType):
             width *= size
         return patches.permute(1, 0, *positions, 2, *kernel).reshape(module.groups, -1, width)
 
-    def unfolding(self, module: nn.Module) -> Hashable:
+    def get_sharing_key(self, module: nn.Module) -> Hashable:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         return module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
-    def unpadded(self, input: Tensor, mask: Tensor) -> Tensor:
+    def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
         # Dimension 1 is the channels, and a patch has no single position.
         return input
 
-    def lies_across(self, input: Tensor, mask: Tensor) -> bool:
+    def is_sequence_first(self, input: Tensor, mask: Tensor) -> bool:
         return False
 
 
@@ -274,7 +274,7 @@ class MultiheadAttentionType(LayerType):
     The three input projections share one subspace as long as they read the same tensor, as in self-attention.
     """
 
-    def blocks(self, module: nn.Module) -> Sequence[Block]:
+    def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         assert isinstance(module, nn.MultiheadAttention)
         width = module.embed_dim
         packed = module._qkv_same_embed_dim
@@ -287,7 +287,7 @@ class MultiheadAttentionType(LayerType):
             )
         return [*blocks, Block("out_proj.weight", "out_proj.bias", input="attended")]
 
-    def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
+    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         assert isinstance(module, nn.MultiheadAttention)
         named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
         attended = self._attended(module, *args, **kwargs)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import sgp
-from sgp.projection import layers
-from sgp.projection.layers import Block, LayerType, MultiheadAttentionType, register_layer
+from sgp.projection import layer_types
+from sgp.projection.collect import collect
+from sgp.projection.gram import InputGram
+from sgp.projection.layer_types import Block, LayerType, MultiheadAttentionType, register_layer
 from sgp.projection.layout import layout_of
-from sgp.projection.representation import collect
-from sgp.projection.statistic import Statistic
 from sgp.projection.tokens import TokenCounts
 
 
@@ -32,7 +32,7 @@ def statistics(
     bias: Any = "freeze",
     forward: Callable[[Any], Any] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
-) -> dict[str, Statistic]:
+) -> dict[str, InputGram]:
     """What one pass collects, with products in float64."""
     guards = list(layout_of(model, exclude=[], bias=bias, rest="freeze", strict=False).guards.values())
     limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
@@ -40,7 +40,7 @@ def statistics(
     return collect(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
 
 
-def gram(statistic: Statistic) -> Tensor:
+def gram(statistic: InputGram) -> Tensor:
     """R R^T, whichever form the statistic has now. [groups, d, d]"""
     rows = statistic.rows()
     return statistic.gram() if rows is None else rows.mT @ rows
@@ -51,7 +51,7 @@ def gram_of(*inputs: Tensor) -> Tensor:
     return (rows.mT @ rows).unsqueeze(0)
 
 
-def assert_is_gram_of(statistic: Statistic, *inputs: Tensor) -> None:
+def assert_is_gram_of(statistic: InputGram, *inputs: Tensor) -> None:
     torch.testing.assert_close(gram(statistic), gram_of(*inputs), rtol=1e-6, atol=1e-6)
 
 
@@ -219,7 +219,7 @@ def test_a_tied_kernel_is_unfolded_as_each_of_its_layers_does() -> None:
 
 
 def test_a_tied_block_does_not_share_what_its_other_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+    monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Gated(nn.Module):
         def __init__(self) -> None:
@@ -231,7 +231,7 @@ def test_a_tied_block_does_not_share_what_its_other_layer_reads(monkeypatch: pyt
 
     @register_layer(Gated)
     class GatedType(LayerType):
-        def blocks(self, module: nn.Module) -> list[Block]:
+        def find_blocks(self, module: nn.Module) -> list[Block]:
             return [Block("gate"), Block("value")]
 
     model = nn.Sequential(Gated(), nn.Linear(4, 4, bias=False))
@@ -417,8 +417,8 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
     model, x = nn.Conv2d(4, 4, 3, groups=2, padding=1), torch.randn(6, 4, 5, 5)
     whole = statistics(model, [x], bias="protect")["(model)"]
     streamed = statistics(model, torch.split(x, 4), bias="protect")["(model)"]
-    monkeypatch.setattr("sgp.projection.representation.BYTES_PER_CHUNK", 1)
-    monkeypatch.setattr("sgp.projection.statistic.ROWS_PER_PRODUCT", 3)
+    monkeypatch.setattr("sgp.projection.collect.BYTES_PER_CHUNK", 1)
+    monkeypatch.setattr("sgp.projection.gram.ROWS_PER_PRODUCT", 3)
     in_chunks = statistics(model, [x], bias="protect")["(model)"]
     assert whole.groups == 2
     assert whole.count == streamed.count == in_chunks.count == 6 * 25
@@ -431,9 +431,9 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
 def test_what_is_held_is_bounded_however_long_the_stream_is(dtype: torch.dtype, grad: bool) -> None:
     model = nn.Linear(9, 3).to(dtype)
     guard = layout_of(model, exclude=[], bias="protect", rest="freeze", strict=False).guards["(model)"]
-    statistic = Statistic(1, 9, constant=True)
+    statistic = InputGram(1, 9, constant=True)
     for _ in range(200):
-        statistic.add(guard.layer_type.rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
+        statistic.add(guard.layer_type.unfold_rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
         assert statistic.nbytes <= 10 * 10 * 8
         assert statistic.rows() is not None or not statistic.gram().requires_grad
     assert statistic.count == 600

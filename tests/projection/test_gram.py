@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sgp.projection.statistic import Statistic
+from sgp.projection.gram import InputGram
 
 
 def test_rows_are_kept_while_they_are_few_and_folded_then() -> None:
-    statistic = Statistic(1, 10)
+    statistic = InputGram(1, 10)
     statistic.add(torch.randn(1, 6, 10))
     assert statistic.rows() is not None
     with pytest.raises(RuntimeError, match="rows"):
@@ -23,16 +23,16 @@ def test_both_forms_give_the_same_energies(constant: bool) -> None:
     joint = torch.cat([rows, torch.ones(2, 40, 1, dtype=torch.float64)], dim=2) if constant else rows
     matrix = torch.randn(2, 3, joint.shape[2], dtype=torch.float64)
     for n in (5, 40):
-        statistic = Statistic(2, 8, constant=constant)
+        statistic = InputGram(2, 8, constant=constant)
         for part in torch.split(rows[:, :n], 3, dim=1):
             statistic.add(part)
         part = joint[:, :n]
         torch.testing.assert_close(statistic.energy(), part.square().sum((1, 2)))
-        torch.testing.assert_close(statistic.energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
+        torch.testing.assert_close(statistic.compute_energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
 
 
 def test_size_does_not_grow_with_the_rows() -> None:
-    statistic = Statistic(1, 32, constant=True)
+    statistic = InputGram(1, 32, constant=True)
     sizes = set()
     for _ in range(200):
         statistic.add(torch.randn(1, 50, 32))
@@ -42,7 +42,7 @@ def test_size_does_not_grow_with_the_rows() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_rows_that_are_not_finite_are_refused_and_leave_nothing(bad: float) -> None:
-    statistic = Statistic(1, 4)
+    statistic = InputGram(1, 4)
     rows = torch.ones(1, 3, 4)
     statistic.add(rows)
     rows = rows.clone()
@@ -54,11 +54,11 @@ def test_rows_that_are_not_finite_are_refused_and_leave_nothing(bad: float) -> N
 
 def test_rows_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="groups"):
-        Statistic(2, 4).add(torch.ones(1, 3, 4))
+        InputGram(2, 4).add(torch.ones(1, 3, 4))
 
 
 def test_a_clone_goes_its_own_way() -> None:
-    statistic = Statistic(1, 4)
+    statistic = InputGram(1, 4)
     statistic.add(torch.ones(1, 9, 4))
     twin = statistic.clone()
     twin.add(torch.ones(1, 1, 4))
@@ -69,4 +69,4 @@ def test_a_clone_goes_its_own_way() -> None:
 
 def test_numbers_too_large_to_square_are_refused() -> None:
     with pytest.raises(FloatingPointError):
-        Statistic(1, 4).add(torch.full((1, 9, 4), 1e20))
+        InputGram(1, 4).add(torch.full((1, 9, 4), 1e20))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.projection import layers
-from sgp.projection.layers import Block, LayerType, layer_type_of, register_layer
+from sgp.projection import layer_types
+from sgp.projection.layer_types import Block, LayerType, get_layer_type, register_layer
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 many = settings(max_examples=150, deadline=None, derandomize=True)
@@ -61,15 +61,18 @@ def convolutions(draw: st.DrawFn, *, with_free_space: bool = False) -> tuple[nn.
 
 def output_by_blocks(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
     """rows @ matrix^T + vector of each block, by its input's name: [groups, n, out]."""
-    layer_type = layer_type_of(module)
+    layer_type = get_layer_type(module)
     assert layer_type is not None
-    inputs = layer_type.inputs(module, *args, **kwargs)
+    inputs = layer_type.find_inputs(module, *args, **kwargs)
     products = {}
-    for block in layer_type.blocks(module):
-        product = layer_type.rows(module, inputs[block.input]) @ block.matrix(module.get_parameter(block.weight)).mT
+    for block in layer_type.find_blocks(module):
+        product = (
+            layer_type.unfold_rows(module, inputs[block.input])
+            @ block.view_matrix(module.get_parameter(block.weight)).mT
+        )
         owner, _, leaf = (block.bias or "").rpartition(".")
         bias = getattr(module.get_submodule(owner), leaf) if block.bias else None
-        products[block.input] = product if bias is None else product + block.vector(bias).unsqueeze(1)
+        products[block.input] = product if bias is None else product + block.view_bias(bias).unsqueeze(1)
     return products
 
 
@@ -170,8 +173,8 @@ def test_rows_of_query_key_value_and_attended_times_their_blocks_are_what_attent
     if "key_padding_mask" in masks:
         seen &= ~masks["key_padding_mask"].reshape(n, 1, 1, -1)
     by_hand = F.scaled_dot_product_attention(query, key, value, attn_mask=seen).transpose(1, 2).flatten(2)
-    layer_type = layer_type_of(attention)
-    attended = layer_type.inputs(attention, *tensors, **masks)["attended"]
+    layer_type = get_layer_type(attention)
+    attended = layer_type.find_inputs(attention, *tensors, **masks)["attended"]
     torch.testing.assert_close(attended, by_hand)
 
 
@@ -187,9 +190,9 @@ def test_attended_rows_are_right_with_the_rarer_options_of_attention(extra: dict
 def test_inputs_that_are_one_tensor_stay_one_tensor() -> None:
     for attention in (nn.MultiheadAttention(4, 2, batch_first=True), nn.MultiheadAttention(4, 2)):
         for x, memory in ((torch.randn(2, 3, 4), torch.randn(2, 3, 4)), (torch.randn(3, 4), torch.randn(5, 4))):
-            inputs = layer_type_of(attention).inputs(attention, x, x, x)
+            inputs = get_layer_type(attention).find_inputs(attention, x, x, x)
             assert inputs["query"] is inputs["key"] is inputs["value"]
-            inputs = layer_type_of(attention).inputs(attention, x, memory, memory)
+            inputs = get_layer_type(attention).find_inputs(attention, x, memory, memory)
             assert inputs["query"] is not inputs["key"]
             assert inputs["key"] is inputs["value"]
 
@@ -216,36 +219,36 @@ def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
 def test_a_block_that_is_written_is_read_again_and_nothing_else_is_touched(case: tuple[Block, Tensor]) -> None:
     block, weight = case
     original = weight.clone()
-    matrix = block.matrix(weight)
+    matrix = block.view_matrix(weight)
     assert matrix.dim() == 3
     new = torch.randn_like(matrix)
-    block.write(weight, new)
-    torch.testing.assert_close(block.matrix(weight), new, rtol=0, atol=0)
+    block.write_matrix(weight, new)
+    torch.testing.assert_close(block.view_matrix(weight), new, rtol=0, atol=0)
     assert weight.stride() == original.stride()
     if block.input_dim == 1:
         outside = torch.ones(len(weight), dtype=torch.bool)
         outside[slice(*block.rows)] = False
         assert torch.equal(weight[outside], original[outside])
-    block.write(weight, block.matrix(original))
+    block.write_matrix(weight, block.view_matrix(original))
     assert torch.equal(weight, original)
 
 
 def test_a_matrix_has_its_input_on_the_last_side() -> None:
     weight = torch.arange(24.0).reshape(2, 3, 4)
-    by_rows = Block("w").matrix(weight)
-    by_columns = Block("w", input_dim=0).matrix(weight)
+    by_rows = Block("w").view_matrix(weight)
+    by_columns = Block("w", input_dim=0).view_matrix(weight)
     assert by_rows.shape == (1, 2, 12)
     assert by_columns.shape == (1, 12, 2)
     assert torch.equal(by_rows[0], by_columns[0].mT)
-    assert Block("w", groups=2).matrix(weight).shape == (2, 1, 12)
+    assert Block("w", groups=2).view_matrix(weight).shape == (2, 1, 12)
 
 
 def test_the_bias_is_cut_as_the_weight_is_unless_it_is_packed_otherwise() -> None:
     bias = torch.arange(6.0)
-    assert Block("w", "b", rows=(2, 4)).vector(bias).tolist() == [[2, 3]]
-    assert Block("w", "b", bias_rows=(4, 6)).vector(bias).tolist() == [[4, 5]]
-    assert Block("w", "b", groups=3).vector(bias).tolist() == [[0, 1], [2, 3], [4, 5]]
-    view = Block("w", "b", rows=(2, 4), groups=2).vector(bias)
+    assert Block("w", "b", rows=(2, 4)).view_bias(bias).tolist() == [[2, 3]]
+    assert Block("w", "b", bias_rows=(4, 6)).view_bias(bias).tolist() == [[4, 5]]
+    assert Block("w", "b", groups=3).view_bias(bias).tolist() == [[0, 1], [2, 3], [4, 5]]
+    view = Block("w", "b", rows=(2, 4), groups=2).view_bias(bias)
     view.zero_()
     assert bias.tolist() == [0, 1, 0, 0, 4, 5]
 
@@ -278,19 +281,19 @@ class Gated(nn.Module):
 @pytest.fixture
 def own_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """Types registered in a test are forgotten after it."""
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+    monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     @register_layer(TransposedLinear)
     class TransposedLinearType(LayerType):
-        def blocks(self, module: nn.Module) -> Sequence[Block]:
+        def find_blocks(self, module: nn.Module) -> Sequence[Block]:
             return [Block("kernel", "offset", input_dim=0)]
 
-        def inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
             return {"input": args[0] if args else kwargs["features"]}
 
     @register_layer(Gated)
     class GatedType(LayerType):
-        def blocks(self, module: nn.Module) -> Sequence[Block]:
+        def find_blocks(self, module: nn.Module) -> Sequence[Block]:
             assert isinstance(module, Gated)
             n = module.outputs
             return [Block("packed", rows=(0, n)), Block("packed", rows=(n, 2 * n))]
@@ -299,19 +302,19 @@ def own_types(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_types")
 def test_the_decorator_gives_back_the_class_and_serves_the_users_type() -> None:
     assert sgp.register_layer is register_layer
-    assert isinstance(layer_type_of(Gated(2, 3)), LayerType)
+    assert isinstance(get_layer_type(Gated(2, 3)), LayerType)
 
     @register_layer(nn.Bilinear, nn.Embedding)
     class Anything(LayerType):
         pass
 
     assert isinstance(Anything(), LayerType)
-    assert type(layer_type_of(nn.Bilinear(1, 1, 1))) is Anything
-    assert type(layer_type_of(nn.Embedding(1, 1))) is Anything
+    assert type(get_layer_type(nn.Bilinear(1, 1, 1))) is Anything
+    assert type(get_layer_type(nn.Embedding(1, 1))) is Anything
 
 
 def test_types_are_looked_up_along_the_ancestors_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_LAYER_TYPES", layers._LAYER_TYPES.copy())
+    monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Child(nn.Linear):
         pass
@@ -319,16 +322,16 @@ def test_types_are_looked_up_along_the_ancestors_of_a_class(monkeypatch: pytest.
     class Grandchild(Child):
         pass
 
-    assert layer_type_of(Grandchild(2, 2)) is layer_type_of(nn.Linear(2, 2))
-    assert layer_type_of(nn.BatchNorm1d(2)) is None
-    assert layer_type_of(nn.ConvTranspose2d(1, 1, 1)) is None
+    assert get_layer_type(Grandchild(2, 2)) is get_layer_type(nn.Linear(2, 2))
+    assert get_layer_type(nn.BatchNorm1d(2)) is None
+    assert get_layer_type(nn.ConvTranspose2d(1, 1, 1)) is None
 
     @register_layer(Child)
     class ChildType(LayerType):
         pass
 
-    assert type(layer_type_of(Grandchild(2, 2))) is ChildType
-    assert type(layer_type_of(nn.Linear(2, 2))) is not ChildType
+    assert type(get_layer_type(Grandchild(2, 2))) is ChildType
+    assert type(get_layer_type(nn.Linear(2, 2))) is not ChildType
 
 
 may_be_nearly_full = pytest.mark.filterwarnings("ignore:.*can hardly learn")
@@ -364,7 +367,7 @@ def assert_a_step_leaves_the_outputs_of_remembered_inputs(
     assert float(learned.norm() / outputs_of_others.norm()) > 1e-3
     assert float(moved.norm()) < 1e-5 * float(outputs.norm() + learned.norm())
     for guard in memory._protection.layout.guards.values():
-        old, now = (guard.block.matrix(w) for w in (weights[guard.weight], layer.get_parameter(guard.weight)))
+        old, now = (guard.block.view_matrix(w) for w in (weights[guard.weight], layer.get_parameter(guard.weight)))
         assert not torch.equal(old, now), f"{guard.name} did not learn"
 
 
@@ -451,18 +454,18 @@ def test_a_block_with_the_input_on_dimension_0_is_the_whole_parameter() -> None:
 def test_a_block_is_put_in_its_place_with_nothing_around_it() -> None:
     attention = nn.MultiheadAttention(4, 2)
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
-    for number, block in enumerate(layers.MultiheadAttentionType().blocks(attention)[:3]):
+    for number, block in enumerate(layer_types.MultiheadAttentionType().find_blocks(attention)[:3]):
         matrix = torch.randn(1, 4, 4).requires_grad_()
-        whole = block.embedded(matrix, weight)
-        assert torch.equal(block.matrix(whole), matrix)
+        whole = block.embed_matrix(matrix, weight)
+        assert torch.equal(block.view_matrix(whole), matrix)
         assert int((whole.detach() != 0).any(dim=1).sum()) == 4
         (gradient,) = torch.autograd.grad(whole.sum(), matrix)
         assert torch.equal(gradient, torch.ones_like(matrix))
         vector = torch.ones(1, 4)
-        assert block.embedded_bias(vector, bias).view(3, 4).sum(1).tolist() == [4.0 * (i == number) for i in range(3)]
+        assert block.embed_bias(vector, bias).view(3, 4).sum(1).tolist() == [4.0 * (i == number) for i in range(3)]
     conv = nn.Conv2d(4, 6, 3, groups=2)
-    (block,) = layers.ConvType().blocks(conv)
-    assert torch.equal(block.embedded(block.matrix(conv.weight), conv.weight), conv.weight)
+    (block,) = layer_types.ConvType().find_blocks(conv)
+    assert torch.equal(block.embed_matrix(block.view_matrix(conv.weight), conv.weight), conv.weight)
     turned = Block("weight", input_dim=0)
     table = torch.randn(5, 3)
-    assert torch.equal(turned.embedded(turned.matrix(table), table), table)
+    assert torch.equal(turned.embed_matrix(turned.view_matrix(table), table), table)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 from torch.utils.data import DataLoader, SequentialSampler
 
-from sgp.projection.layers import LayerType, layer_type_of
+from sgp.projection.gram import InputGram
+from sgp.projection.layer_types import LayerType, get_layer_type
 from sgp.projection.layout import Guard
-from sgp.projection.sharded import reshard, units_of
-from sgp.projection.statistic import Statistic
+from sgp.projection.sharded import find_fsdp_modules, reshard
 from sgp.projection.tokens import TokenCounts
 
 # Rows of a convolution's input are unfolded for as many samples at a time as fit in this.
@@ -35,10 +35,10 @@ def collect(
     precise: Mapping[str, bool],
     mask: Callable[[Any], Tensor | None] | None = None,
     in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
-) -> dict[str, Statistic]:
+) -> dict[str, InputGram]:
     """One pass over the batches: the statistic of every guard that saw an input.
 
-    Guards that read the same tensors throughout, such as query, key and value, share one ``Statistic`` object.
+    Guards that read the same tensors throughout, such as query, key and value, share one ``InputGram`` object.
 
     Args:
         model: runs in eval mode, without gradients; flags, buffers and random state are as before afterwards.
@@ -58,10 +58,10 @@ def collect(
         ValueError: there is no batch, or a batch or its mask cannot be understood.
     """
     collector = _Collector(model, guards, samples, precise, mask, breaks_off=in_step is None)
-    run = forward or forward_of(model)
+    run = forward or make_forward(model)
     limits = [samples[guard.name] for guard in guards]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
-    with no_trace(model, batches), collector.hooked():
+    with evaluation_pass(model, batches), collector.hooked():
         (in_step or _one_by_one)(collector.watched(batches, most), run)
     return collector.statistics
 
@@ -104,7 +104,7 @@ class _Collector:
         self._begun: list[_Shared] = []  # those that began in this batch, whom others may join
 
     @property
-    def statistics(self) -> dict[str, Statistic]:
+    def statistics(self) -> dict[str, InputGram]:
         """Of every guard that saw an input; those that read the same tensors throughout have the same object.
 
         An input that the mask leaves nothing of was not seen.
@@ -123,9 +123,9 @@ class _Collector:
             raise ValueError("the loader gave no batch: there is nothing to take a representation from")
 
     def _begin(self, batch: Any) -> None:
-        self._mask = mask_of(batch, self._mask_of)
+        self._mask = get_mask(batch, self._mask_of)
         self._batch = batch_size(batch, self._mask)
-        shown = first_tensor(batch) if self._mask is None else self._mask
+        shown = find_first_tensor(batch) if self._mask is None else self._mask
         self._length = None if shown is None or shown.dim() < 2 else shown.shape[1]
         self._busy = False
 
@@ -153,7 +153,7 @@ class _Collector:
                 return
             self._busy = True
             try:
-                inputs = _type_of(module).inputs(module, *args, **kwargs)
+                inputs = _type_of(module).find_inputs(module, *args, **kwargs)
                 for guard, key in readers:
                     if self._wanted(guard, len(inputs[key])):
                         self._read(name, guard, module, inputs[key])
@@ -216,7 +216,7 @@ class _Collector:
         """What guards must agree in to share; None for a tied weight, which gathers from several modules."""
         if len(guard.sources) > 1:
             return None
-        unfolding = _type_of(module).unfolding(module)
+        unfolding = _type_of(module).get_sharing_key(module)
         is_across = guard.sources[0].module in self._across
         return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name], is_across
 
@@ -238,7 +238,7 @@ class _Collector:
         """
         if name in self._across and tensor.dim() > 2:
             tensor = tensor.transpose(0, 1)
-        if self._mask is not None and layer_type.lies_across(tensor, self._mask):
+        if self._mask is not None and layer_type.is_sequence_first(tensor, self._mask):
             tensor = tensor.transpose(0, 1)
         if not layer_type.is_lookup or self._batch is None:
             return tensor
@@ -246,14 +246,14 @@ class _Collector:
             tensor = tensor.unsqueeze(0)
         return tensor.expand(self._batch, *tensor.shape[1:]) if len(tensor) == 1 else tensor
 
-    def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> Statistic:
+    def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> InputGram:
         layer_type = _type_of(module)
         if layer_type.is_lookup:
             return TokenCounts(self._model.get_parameter(guard.weight).shape[0])
-        groups, _, inputs = layer_type.rows(module, tensor[:1]).shape
-        return Statistic(groups, inputs, constant=guard.bias is not None, precise=self._precise[guard.name])
+        groups, _, inputs = layer_type.unfold_rows(module, tensor[:1]).shape
+        return InputGram(groups, inputs, constant=guard.bias is not None, precise=self._precise[guard.name])
 
-    def _add(self, name: str, guard: Guard, module: nn.Module, statistic: Statistic, tensor: Tensor) -> None:
+    def _add(self, name: str, guard: Guard, module: nn.Module, statistic: InputGram, tensor: Tensor) -> None:
         layer_type = _type_of(module)
         tensor = self._by_sample(name, layer_type, tensor)
         wanted = self._wanted(guard, len(tensor))
@@ -262,11 +262,11 @@ class _Collector:
             mask = mask[: self._wanted(guard, len(mask))].any(0, keepdim=True)
         tensor = tensor[:wanted]
         if mask is not None:
-            tensor = layer_type.unpadded(tensor, mask[:wanted].to(tensor.device))
-        step = max(1, BYTES_PER_CHUNK // max(1, layer_type.rows(module, tensor[:1]).nbytes))
+            tensor = layer_type.apply_mask(tensor, mask[:wanted].to(tensor.device))
+        step = max(1, BYTES_PER_CHUNK // max(1, layer_type.unfold_rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):
             try:
-                statistic.add(layer_type.rows(module, chunk))
+                statistic.add(layer_type.unfold_rows(module, chunk))
             except FloatingPointError:
                 raise FloatingPointError(
                     f"layer {name or '(model)'!r}: its input holds NaN or an infinity, or numbers too large to square; "
@@ -290,14 +290,14 @@ class _Shared:
         branches: where those went on that read another tensor than the last one.
     """
 
-    def __init__(self, statistic: Statistic, kind: Hashable) -> None:
+    def __init__(self, statistic: InputGram, kind: Hashable) -> None:
         self.statistic = statistic
         self.kind = kind
         self.begun = 0
         self.arrived: set[str] = set()
         self.branches: list[_Shared] = []
         self._members: list[str] = []
-        self._before: Statistic | None = None
+        self._before: InputGram | None = None
         self._tensor: Callable[[], Tensor | None] = lambda: None
         self._version = 0
 
@@ -319,7 +319,7 @@ class _Shared:
         """Whether this is the last tensor, and still as it was then."""
         return self._tensor() is tensor and _version(tensor) == self._version
 
-    def before_last(self) -> Statistic:
+    def before_last(self) -> InputGram:
         """The statistic without the last tensor."""
         assert self._before is not None
         return self._before.clone()
@@ -360,12 +360,12 @@ def _lies_across(model: nn.Module, name: str) -> bool:
 
 def _type_of(module: nn.Module) -> LayerType:
     """A source's own type, which need not be the guard's: tied weights may sit in layers of two types."""
-    layer_type = layer_type_of(module)
+    layer_type = get_layer_type(module)
     assert layer_type is not None
     return layer_type
 
 
-def forward_of(model: nn.Module) -> Callable[[Any], Any]:
+def make_forward(model: nn.Module) -> Callable[[Any], Any]:
     """How a batch of the usual kinds runs through a model."""
 
     def run(batch: Any) -> Any:
@@ -390,7 +390,7 @@ def forward_of(model: nn.Module) -> Callable[[Any], Any]:
     return run
 
 
-def mask_of(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor | None:
+def get_mask(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor | None:
     """Which positions of a batch count, [samples, positions], or None if all do.
 
     Args:
@@ -410,7 +410,7 @@ def mask_of(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor |
             f"{type(found).__name__}"
         )
     if mask is not None:
-        _refuse_unfit(found, [tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()])
+        _refuse_unfit(found, [tensor.shape[0] for tensor in iterate_tensors(batch) if tensor.dim()])
     return found.bool()
 
 
@@ -440,23 +440,23 @@ def attention_mask(batch: Any) -> Tensor | None:
     return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def iterate_tensors(value: Any) -> Iterator[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | tuple | list):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(item)
+            yield from iterate_tensors(item)
 
 
-def first_tensor(value: Any) -> Tensor | None:
+def find_first_tensor(value: Any) -> Tensor | None:
     """The first tensor in nested tuples, lists and dicts."""
-    return next(tensors_in(value), None)
+    return next(iterate_tensors(value), None)
 
 
 def batch_size(batch: Any, mask: Tensor | None = None) -> int | None:
     """How many samples a batch has, if that can be seen. A mask has a row for each."""
-    tensor = first_tensor(batch) if mask is None else mask
+    tensor = find_first_tensor(batch) if mask is None else mask
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]
 
 
@@ -470,14 +470,14 @@ def _samplers(batches: Iterable[Any]) -> list[object]:
     return [batch_sampler, sampler]
 
 
-def sampler_of(batches: Iterable[Any]) -> object:
+def find_sampler(batches: Iterable[Any]) -> object:
     """What draws a loader's indices, if it is one."""
     return _samplers(batches)[-1]
 
 
 def warn_unless_shuffled(batches: Iterable[Any]) -> None:
     """Some samples of sorted data do not stand for all of them."""
-    if isinstance(batches, DataLoader) and isinstance(sampler_of(batches), SequentialSampler):
+    if isinstance(batches, DataLoader) and isinstance(find_sampler(batches), SequentialSampler):
         warnings.warn(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
             "by class for instance, they do not stand for the task",
@@ -486,7 +486,7 @@ def warn_unless_shuffled(batches: Iterable[Any]) -> None:
 
 
 @contextmanager
-def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
+def evaluation_pass(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
     """Eval mode without gradients; training flags, buffers and every random state come back as they were.
 
     What a forward pass has gathered of a sharded model is let go of.
@@ -500,7 +500,7 @@ def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
         if buffer is not None and not isinstance(buffer, UninitializedBuffer)
     ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with random_state_kept(batches), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with preserve_random_state(batches), torch.no_grad(), torch.compiler.set_stance("force_eager"):
         try:
             # The fused transformer kernels skip the modules inside, and with them the hooks.
             torch.backends.mha.set_fastpath_enabled(False)
@@ -508,7 +508,7 @@ def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
-            reshard(units_of(model))
+            reshard(find_fsdp_modules(model))
             for module, training in modes.items():
                 module.training = training
             for module, name, buffer, value in buffers:
@@ -518,7 +518,7 @@ def no_trace(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def random_state_kept(batches: Iterable[Any] = ()) -> Iterator[None]:
+def preserve_random_state(batches: Iterable[Any] = ()) -> Iterator[None]:
     """Random state of torch, numpy, Python and of a loader's own generators is the same after as before."""
     found = [getattr(owner, "generator", None) for owner in (batches, *_samplers(batches))]
     generators = {id(g): g for g in found if isinstance(g, torch.Generator)}.values()

@@ -15,7 +15,7 @@ ROWS_PER_PRODUCT = 8192
 STRIP = 192
 
 
-class Statistic:
+class InputGram:
     """What bases and importances need to know of representation rows: R R^T, and nothing else.
 
     The rows themselves are kept while there are fewer of them than dimensions, because their thin SVD is then
@@ -42,7 +42,7 @@ class Statistic:
         self._gram: Tensor | None = None
 
     @classmethod
-    def of_gram(cls, gram: Tensor, count: int, inputs: int, *, constant: bool) -> Statistic:
+    def from_gram(cls, gram: Tensor, count: int, inputs: int, *, constant: bool) -> InputGram:
         """A statistic that is known by its Gram matrix: [groups, d, d] in float64."""
         statistic = cls(gram.shape[0], inputs, constant=constant, precise=True)
         statistic._gram, statistic.count = gram, count
@@ -114,7 +114,7 @@ class Statistic:
         rows = self.rows()
         return self.gram().diagonal(dim1=1, dim2=2).sum(-1) if rows is None else rows.square().sum((1, 2))
 
-    def energy_through(self, matrix: Tensor) -> Tensor:
+    def compute_energy_through(self, matrix: Tensor) -> Tensor:
         """|A R|_F^2 of each group for matrices A [groups, out, d]. [groups]"""
         matrix = matrix.double()
         rows = self.rows()
@@ -122,9 +122,9 @@ class Statistic:
             return (matrix @ self.gram() * matrix).sum((1, 2))
         return (rows @ matrix.mT).square().sum((1, 2))
 
-    def clone(self) -> Statistic:
+    def clone(self) -> InputGram:
         """A copy that goes its own way from here."""
-        twin = Statistic(self.groups, self.inputs, constant=self.constant, precise=self.precise)
+        twin = InputGram(self.groups, self.inputs, constant=self.constant, precise=self.precise)
         twin.count = self.count
         twin._rows = list(self._rows)
         twin._gram = None if self._gram is None else self._gram.clone()

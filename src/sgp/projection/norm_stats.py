@@ -12,11 +12,11 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 # As for watched inputs, nothing is left on the modules themselves, and nobody is kept alive.
-_holding: WeakSet[RunningStatistics] = WeakSet()
+_holding: WeakSet[FrozenNormStatistics] = WeakSet()
 _hooks: list[RemovableHandle] = []
 
 
-class RunningStatistics:
+class FrozenNormStatistics:
     """Running statistics as they were after the first task, put back after every forward in training mode.
 
     A frozen norm layer still counts the batches it sees: its statistics drift to the new task's, and old

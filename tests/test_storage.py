@@ -16,11 +16,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from sgp import GradientMemory
-from sgp.projection import storage
+from sgp import GradientMemory, storage
 from sgp.projection.optim import Road
 
-OLD = Path(__file__).parent.parent / "data" / "memory-format-1.safetensors"
+OLD = Path(__file__).parent / "data" / "memory-format-1.safetensors"
 
 
 class Mixed(nn.Module):
