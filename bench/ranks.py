@@ -26,7 +26,7 @@ from sgp.benchmarks import split_cifar100
 from sgp.benchmarks.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
-from sgp.projection.collect import collect
+from sgp.projection.collect import collect_inputs
 from sgp.projection.layout import layout_of
 from sgp.projection.subspace import Subspace
 
@@ -101,12 +101,14 @@ def samples_and_threshold(model: AlexNet, images: Tensor, seed: int) -> list[dic
     names = [guard.name for guard in guards]
     batches = shuffled(images, seed)
     statistics = {
-        count: collect(model, batches, guards, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False))
+        count: collect_inputs(
+            model, batches, guards, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
+        )
         for count in TABLE_SAMPLES
     }
     table: list[dict[str, object]] = []
     for name in names:
-        gram = statistics[None][name].gram()[0]
+        gram = statistics[None][name].get_gram()[0]
         total = float(gram.trace())
         spectrum = torch.linalg.eigvalsh(gram).flip(0).cumsum(0) / total
         for count in TABLE_SAMPLES:

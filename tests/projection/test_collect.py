@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import sgp
 from sgp.projection import layer_types
-from sgp.projection.collect import collect
+from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import InputGram
 from sgp.projection.layer_types import Block, LayerType, MultiheadAttentionType, register_layer
 from sgp.projection.layout import layout_of
@@ -37,13 +37,13 @@ def statistics(
     guards = list(layout_of(model, exclude=[], bias=bias, rest="freeze", strict=False).guards.values())
     limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
     precise = {g.name: True for g in guards}
-    return collect(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
+    return collect_inputs(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
 
 
 def gram(statistic: InputGram) -> Tensor:
     """R R^T, whichever form the statistic has now. [groups, d, d]"""
-    rows = statistic.rows()
-    return statistic.gram() if rows is None else rows.mT @ rows
+    rows = statistic.get_rows()
+    return statistic.get_gram() if rows is None else rows.mT @ rows
 
 
 def gram_of(*inputs: Tensor) -> Tensor:
@@ -407,7 +407,7 @@ def test_a_stream_of_batches_has_the_gram_matrix_of_all_at_once(
     assert streamed.dimension == rows.shape[1]
     torch.testing.assert_close(gram(streamed), gram_of(rows))
     # Rows are kept while there are fewer than dimensions, and never beside the Gram matrix.
-    assert (streamed.rows() is None) == (len(x) >= streamed.dimension)
+    assert (streamed.get_rows() is None) == (len(x) >= streamed.dimension)
     assert streamed.nbytes <= 8 * streamed.dimension**2
 
 
@@ -423,7 +423,7 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
     assert whole.groups == 2
     assert whole.count == streamed.count == in_chunks.count == 6 * 25
     for other in (streamed, in_chunks):
-        torch.testing.assert_close(other.gram(), whole.gram())
+        torch.testing.assert_close(other.get_gram(), whole.get_gram())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -435,7 +435,7 @@ def test_what_is_held_is_bounded_however_long_the_stream_is(dtype: torch.dtype, 
     for _ in range(200):
         statistic.add(guard.layer_type.unfold_rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
         assert statistic.nbytes <= 10 * 10 * 8
-        assert statistic.rows() is not None or not statistic.gram().requires_grad
+        assert statistic.get_rows() is not None or not statistic.get_gram().requires_grad
     assert statistic.count == 600
 
 
@@ -447,7 +447,7 @@ def test_a_forward_that_turns_gradients_on_keeps_no_graph() -> None:
             return model(x)
 
     found = statistics(model, [X, X], forward=forward)
-    assert not any(s.gram().requires_grad for s in found.values())
+    assert not any(s.get_gram().requires_grad for s in found.values())
 
 
 def subspaces_of(model: nn.Module, batches: Iterable[Any], **settings: Any) -> dict[str, Tensor]:
@@ -573,7 +573,7 @@ def test_an_operation_in_place_after_a_layer_does_not_corrupt_what_was_collected
 
     model, x = InPlace(), torch.randn(5, 8)
     found = statistics(model, [x])
-    assert found["first"].rows() is not None  # fewer rows than dimensions: kept as they are
+    assert found["first"].get_rows() is not None  # fewer rows than dimensions: kept as they are
     assert_is_gram_of(found["first"], x)
     assert_is_gram_of(found["second"], model.first(x).relu().detach())
 

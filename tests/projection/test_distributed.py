@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import sgp
 from sgp import storage
-from sgp.projection.distributed import Team
+from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 
 # Few rows for the wide layer, many for the narrow one: both forms of a statistic; and tokens.
@@ -187,10 +187,10 @@ def test_samples_that_a_loader_repeats_are_left_out(kind: str, size: int) -> Non
     for samples in range(1, 40):
         taken = []
         for rank in range(size):
-            team = Team(distributed=False)
+            team = ProcessGroup(distributed=False)
             team.rank, team.size = rank, size
             loader = loader_of(kind, samples, rank, size)
-            taken += torch.cat([batch for (batch,) in loader]).tolist()[: team.share(None, loader)]
+            taken += torch.cat([batch for (batch,) in loader]).tolist()[: team.split_samples(None, loader)]
         assert sorted(taken) == list(range(samples))
 
 
@@ -199,7 +199,7 @@ def test_rows_are_gathered_where_the_processes_can_exchange_them(monkeypatch: py
         assert {tensor.device.type for tensor in (*received, sent)} == {"meta"}
         raise InterruptedError  # what follows needs values
 
-    team = Team(distributed=False)
+    team = ProcessGroup(distributed=False)
     team.size = 2
     monkeypatch.setattr(team, "_gathered", lambda value: [value, value])
     monkeypatch.setattr(team, "_here", lambda tensor: tensor.to("meta"))  # stands for an accelerator
@@ -207,7 +207,7 @@ def test_rows_are_gathered_where_the_processes_can_exchange_them(monkeypatch: py
     few = InputGram(1, 8)
     few.add(torch.randn(1, 2, 8))
     with pytest.raises(InterruptedError):
-        team.merged({"layer": few})
+        team.merge_grams({"layer": few})
 
 
 if __name__ == "__main__":

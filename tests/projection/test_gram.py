@@ -9,11 +9,11 @@ from sgp.projection.gram import InputGram
 def test_rows_are_kept_while_they_are_few_and_folded_then() -> None:
     statistic = InputGram(1, 10)
     statistic.add(torch.randn(1, 6, 10))
-    assert statistic.rows() is not None
+    assert statistic.get_rows() is not None
     with pytest.raises(RuntimeError, match="rows"):
-        statistic.gram()
+        statistic.get_gram()
     statistic.add(torch.randn(1, 6, 10))
-    assert statistic.rows() is None
+    assert statistic.get_rows() is None
     assert statistic.count == 12
 
 
@@ -27,7 +27,7 @@ def test_both_forms_give_the_same_energies(constant: bool) -> None:
         for part in torch.split(rows[:, :n], 3, dim=1):
             statistic.add(part)
         part = joint[:, :n]
-        torch.testing.assert_close(statistic.energy(), part.square().sum((1, 2)))
+        torch.testing.assert_close(statistic.compute_energy(), part.square().sum((1, 2)))
         torch.testing.assert_close(statistic.compute_energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
 
 
@@ -63,8 +63,8 @@ def test_a_clone_goes_its_own_way() -> None:
     twin = statistic.clone()
     twin.add(torch.ones(1, 1, 4))
     assert (statistic.count, twin.count) == (9, 10)
-    assert float(twin.energy()) == 40
-    assert float(statistic.energy()) == 36
+    assert float(twin.compute_energy()) == 40
+    assert float(statistic.compute_energy()) == 36
 
 
 def test_numbers_too_large_to_square_are_refused() -> None:

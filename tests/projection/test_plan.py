@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection.collect import collect
+from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import InputGram
 
 
@@ -60,11 +60,11 @@ def test_a_batch_is_looked_at_in_the_passes_of_an_update(monkeypatch: pytest.Mon
     held: list[int] = []
 
     def watched(*args: Any, **kwargs: Any) -> dict[str, InputGram]:
-        found = collect(*args, **kwargs)
+        found = collect_inputs(*args, **kwargs)
         held.append(sum(statistic.nbytes for statistic in {id(s): s for s in found.values()}.values()))
         return found
 
-    monkeypatch.setattr("sgp.projection.plan.collect", watched)
+    monkeypatch.setattr("sgp.projection.plan.collect_inputs", watched)
     memory = sgp.GradientMemory(Attention(), threshold=0.9)
     plan = memory.plan(200, torch.zeros(5, 12, dtype=torch.int64), budget=4000)
     assert plan.passes == len(held) == 3
@@ -81,7 +81,7 @@ def test_each_pass_takes_the_time_of_its_own_layers(monkeypatch: pytest.MonkeyPa
         clock[0] += len(guards)  # a second for each layer
         return {}
 
-    monkeypatch.setattr("sgp.projection.plan.collect", timed)
+    monkeypatch.setattr("sgp.projection.plan.collect_inputs", timed)
     monkeypatch.setattr("sgp.projection.plan.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("sgp.projection.plan._speeds", lambda: (1e30, 1e30))
     memory = sgp.GradientMemory(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), threshold=0.9)

@@ -19,7 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import sgp
 from sgp import storage
 from sgp.projection.layer_types import Block
-from sgp.projection.sharded import Rows, cut_to_shard, gather_whole, get_local
+from sgp.projection.sharded import LocalRows, cut_to_shard, gather_whole, get_local
 from sgp.projection.subspace import Subspace
 
 try:
@@ -553,7 +553,7 @@ def test_shards_are_projected_as_the_whole_is(case: tuple[Block, int, int, int],
     space.subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
     size = -(-outputs // processes)
     for first in range(0, processes * size, size):
-        rows = Rows(min(first, outputs), min(first + size, outputs), cast(Any, None), (0,))
+        rows = LocalRows(min(first, outputs), min(first + size, outputs), cast(Any, None), (0,))
         cut, part = cut_to_shard(block, space, weight.shape, rows, bias.shape, rows)
         own, own_bias = weight[rows.start : rows.stop].clone(), bias[rows.start : rows.stop].clone()
         matrix, vector = cut.view_matrix(own), cut.view_bias(own_bias)

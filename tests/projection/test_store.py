@@ -34,8 +34,8 @@ def test_rounding_again_changes_nothing_and_growing_keeps_old_bases_as_they_are(
 ) -> None:
     space = Subspace.empty(groups, 40)
     for task in range(3):
-        grown = space.grow(rows(n, task, groups=groups), threshold=threshold, alpha=3.0).stored(store)
-        again = grown.stored(store)
+        grown = space.grow(rows(n, task, groups=groups), threshold=threshold, alpha=3.0).compress(store)
+        again = grown.compress(store)
         assert all(torch.equal(value, again.state_dict()[name]) for name, value in grown.state_dict().items())
         for group in range(groups):
             k = int(space.rank[group])
@@ -48,7 +48,7 @@ def test_ranks_and_importances_are_nearly_those_of_full_precision(store: Any) ->
     full = small = Subspace.empty(1, 40)
     for task in range(4):
         full = full.grow(rows(200, task), threshold=0.95, alpha=3.0)
-        small = small.grow(rows(200, task), threshold=0.95, alpha=3.0).stored(store)
+        small = small.grow(rows(200, task), threshold=0.95, alpha=3.0).compress(store)
     assert abs(int(full.rank) - int(small.rank)) <= 1
     k = min(full.width, small.width)
     torch.testing.assert_close(full.importance[:, : k - 1], small.importance[:, : k - 1], atol=0.05, rtol=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sgp.projection.gram import InputGram
-from sgp.projection.subspace import Numerics, Subspace, find_minimal_rank, importance
+from sgp.projection.subspace import Numerics, Subspace, compute_importance, find_minimal_rank
 
 
 def statistic_of(rows: Tensor, *, folded: bool | None = None) -> InputGram:
@@ -21,7 +21,7 @@ def statistic_of(rows: Tensor, *, folded: bool | None = None) -> InputGram:
     for chunk in torch.split(rows, 7, dim=1):
         statistic.add(chunk)
     if folded is not None:
-        assert (statistic.rows() is None) == folded
+        assert (statistic.get_rows() is None) == folded
     return statistic
 
 
@@ -170,10 +170,10 @@ def test_an_all_zero_representation_adds_nothing() -> None:
 def test_the_strongest_basis_has_importance_one_exactly() -> None:
     sigma = torch.rand(3, 50, dtype=torch.float64)
     for alpha in (0.0, 0.1, 3.0, 7.7, 25.0):
-        scaled = importance(sigma, alpha)
+        scaled = compute_importance(sigma, alpha)
         assert (scaled.amax(-1) == 1).all()
         assert (scaled.argmax(-1) == sigma.argmax(-1)).all()
-    assert (importance(sigma, math.inf) == 1).all()
+    assert (compute_importance(sigma, math.inf) == 1).all()
 
 
 def test_published_numerics_keep_one_basis_less_in_the_first_task_only() -> None:

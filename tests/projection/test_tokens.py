@@ -57,7 +57,9 @@ def test_bases_and_importances_are_those_of_a_dense_subspace_on_one_hot_rows(
     dense.subtract_projection_(theirs, None, theirs, None)
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
     statistic = counted(torch.tensor([0, 0, 3, 8]))
-    torch.testing.assert_close(tokens.held(statistic), dense.held(one_hot(torch.tensor([0, 0, 3, 8]))))
+    torch.testing.assert_close(
+        tokens.compute_captured_energy(statistic), dense.compute_captured_energy(one_hot(torch.tensor([0, 0, 3, 8])))
+    )
 
 
 def test_the_importance_of_a_token_goes_with_the_root_of_its_count() -> None:

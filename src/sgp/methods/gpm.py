@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from sgp.methods.method import Batch, Method, NormStatistics, check_choices
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Numerics
-from sgp.projection.distributed import Team
+from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 from sgp.projection.layout import Layout
 from sgp.projection.optim import Handle, Road
@@ -163,7 +163,7 @@ class GPM(Method[GPMSettings]):
 
     def attach(self, optimizer: Optimizer) -> None:
         # The gradient of several processes is a sum, which the inputs of no single one account for.
-        road: Road = "auto" if Team().size == 1 else "applied"
+        road: Road = "auto" if ProcessGroup().size == 1 else "applied"
         if self._handle is not None:
             self._steps = self._handle.steps
         self._handle = self.memory.attach(optimizer, road=road, every=self.settings.project_every)

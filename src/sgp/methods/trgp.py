@@ -18,7 +18,7 @@ from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.gram import InputGram
 from sgp.projection.layout import Guard, layout_of
-from sgp.projection.subspace import Bases, along, find_minimal_rank
+from sgp.projection.subspace import Bases, compute_coefficients, find_minimal_rank
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
             vector = None if offset is None else guard.block.view_bias(offset)
             whole = torch.cat([matrix.flatten(), *([] if vector is None else [vector.flatten()])]).norm()
             norms = {
-                old: float(along(self._space(old, layer), matrix, vector).norm())
+                old: float(compute_coefficients(self._space(old, layer), matrix, vector).norm())
                 for old, learned in self._learned.items()
                 if layer in learned.spaces
             }
@@ -363,7 +363,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
                     inside = saved[layer][head].get("inside")
                 elif self.settings.appended == "all":
                     with torch.no_grad():
-                        inside = along(space, *self._matrices(self._guards[layer]))
+                        inside = compute_coefficients(space, *self._matrices(self._guards[layer]))
                 self._regions[layer].append(Region(head, space, scale, inside))
 
     def _regions_of(self, head: str) -> dict[str, list[Region]]:
@@ -426,7 +426,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
 
     def _inside(self, guard: Guard, region: Region) -> Tensor:
         """W S of a layer. [groups, out, k]"""
-        return along(region.space, *self._matrices(guard)) if region.inside is None else region.inside
+        return compute_coefficients(region.space, *self._matrices(guard)) if region.inside is None else region.inside
 
     def _matrices(self, guard: Guard) -> tuple[Tensor, Tensor | None]:
         """A layer's weight as matrices, and the bias that is protected with it."""

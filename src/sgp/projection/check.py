@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.collect import collect, evaluation_pass, make_forward
-from sgp.projection.distributed import Team
+from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward
+from sgp.projection.distributed import ProcessGroup
 from sgp.projection.layout import Guard
 from sgp.projection.protection import Protection
 from sgp.projection.sharded import distribute_like, gather_whole, get_local
@@ -75,12 +75,12 @@ def check(
     """Measure one batch against a reference state dict; ``forward`` and ``mask`` as in an update."""
     model = protection.model
     guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
-    team = Team(protection.is_sharded)  # then its forward passes are of all processes together
-    team.agreed(partial(refuse_unfit, reference, protection, guards))
+    team = ProcessGroup(protection.is_sharded)  # then its forward passes are of all processes together
+    team.run_together(partial(refuse_unfit, reference, protection, guards))
     names = [guard.name for guard in guards]
-    statistics = team.agreed(
+    statistics = team.run_together(
         partial(
-            collect,
+            collect_inputs,
             model,
             [batch],
             guards,
@@ -88,7 +88,7 @@ def check(
             mask=mask,
             samples=dict.fromkeys(names),
             precise=dict.fromkeys(names, True),
-            in_step=team.in_step if protection.is_sharded else None,
+            in_step=team.run_in_lockstep if protection.is_sharded else None,
         )
     )
     run = forward or make_forward(model)
@@ -111,14 +111,14 @@ def check(
                 continue
             statistic, subspace = statistics[guard.name], protection.subspaces[guard.name]
             change = new - old.to(new.device)
-            energy = float(statistic.energy().sum())
+            energy = float(statistic.compute_energy().sum())
             moved = float(change.norm())
             if moved <= ROUNDING * float(old.norm()):  # a layer that is full does not move but for rounding
                 moved = 0.0
             layers.append(
                 LayerCheck(
                     layer=guard.name,
-                    held=_ratio(float(subspace.held(statistic).sum()), energy),
+                    held=_ratio(float(subspace.compute_captured_energy(statistic).sum()), energy),
                     leak=_ratio(float(subspace.compute_blocked_coefficients(*_split(change, guard)).norm()), moved),
                     drift=_ratio(
                         float(statistic.compute_energy_through(change).sum()) ** 0.5,

@@ -21,11 +21,11 @@ from sgp.projection.layout import Guard
 from sgp.projection.sharded import find_fsdp_modules, reshard
 from sgp.projection.tokens import TokenCounts
 
-# Rows of a convolution's input are unfolded for as many samples at a time as fit in this.
+# LocalRows of a convolution's input are unfolded for as many samples at a time as fit in this.
 BYTES_PER_CHUNK = 64 * 2**20
 
 
-def collect(
+def collect_inputs(
     model: nn.Module,
     batches: Iterable[Any],
     guards: Sequence[Guard],
@@ -124,7 +124,7 @@ class _Collector:
 
     def _begin(self, batch: Any) -> None:
         self._mask = get_mask(batch, self._mask_of)
-        self._batch = batch_size(batch, self._mask)
+        self._batch = count_samples(batch, self._mask)
         shown = find_first_tensor(batch) if self._mask is None else self._mask
         self._length = None if shown is None or shown.dim() < 2 else shown.shape[1]
         self._busy = False
@@ -401,7 +401,7 @@ def get_mask(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor 
         TypeError: it gives no tensor.
         ValueError: it gives one of another shape.
     """
-    found = attention_mask(batch) if mask is None else mask(batch)
+    found = find_attention_mask(batch) if mask is None else mask(batch)
     if found is None:
         return None
     if not isinstance(found, Tensor):
@@ -428,7 +428,7 @@ def _refuse_unfit(mask: Tensor, sizes: list[int]) -> None:
         )
 
 
-def attention_mask(batch: Any) -> Tensor | None:
+def find_attention_mask(batch: Any) -> Tensor | None:
     """Which positions of a batch are no padding, as transformers say it; None where nothing is said.
 
     A tuple or list may hold the dict that says it, beside labels for instance. Where several do, none is of the whole.
@@ -454,7 +454,7 @@ def find_first_tensor(value: Any) -> Tensor | None:
     return next(iterate_tensors(value), None)
 
 
-def batch_size(batch: Any, mask: Tensor | None = None) -> int | None:
+def count_samples(batch: Any, mask: Tensor | None = None) -> int | None:
     """How many samples a batch has, if that can be seen. A mask has a row for each."""
     tensor = find_first_tensor(batch) if mask is None else mask
     return None if tensor is None or tensor.dim() == 0 else tensor.shape[0]

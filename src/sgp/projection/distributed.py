@@ -43,7 +43,7 @@ class _Seen:
     constant: bool
 
 
-class Team:
+class ProcessGroup:
     """The processes that learn together, or this one alone.
 
     Args:
@@ -55,7 +55,7 @@ class Team:
         self.size: int = dist.get_world_size() if together else 1
         self.rank: int = dist.get_rank() if together else 0
 
-    def share(self, samples: int | None, batches: Iterable[Any]) -> int | None:
+    def split_samples(self, samples: int | None, batches: Iterable[Any]) -> int | None:
         """How many samples this process takes of a number for all; None is all that it has, repeated ones left out."""
         if self.size == 1:
             return samples
@@ -65,7 +65,7 @@ class Team:
             return own
         return distinct if own is None else min(own, distinct)
 
-    def agreed(self, work: Callable[[], R]) -> R:
+    def run_together(self, work: Callable[[], R]) -> R:
         """The result of some work that all processes do; if it fails in one, all raise."""
         if self.size == 1:
             return work()
@@ -82,11 +82,11 @@ class Team:
                 raise RuntimeError(f"process {rank} failed, and the memory is as it was: {message}")
         return result
 
-    def in_step(self, batches: Iterator[Any], run: Callable[[Any], Any]) -> None:
+    def run_in_lockstep(self, batches: Iterator[Any], run: Callable[[Any], Any]) -> None:
         """Run batches through a model whose forward passes are of all processes together, as where it is sharded.
 
         A process that has come to its end runs its last batch again while others have one. If one has failed between
-        two passes, all stop here; :meth:`agreed` then tells them why.
+        two passes, all stop here; :meth:`run_together` then tells them why.
         """
         batch: Any = None
         goes_on = True
@@ -108,15 +108,15 @@ class Team:
             except Exception as error:
                 goes_on, failure = False, error
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """Over all processes."""
         return tensor if self.size == 1 else self._broadcast(self._reduced(tensor, 0), 0)
 
-    def of_first(self, tensor: Tensor) -> Tensor:
+    def broadcast_first(self, tensor: Tensor) -> Tensor:
         """What the first process has, on all."""
         return tensor if self.size == 1 else self._broadcast(tensor, 0)
 
-    def merged(self, statistics: Mapping[str, InputGram]) -> tuple[dict[str, InputGram], set[str]]:
+    def merge_grams(self, statistics: Mapping[str, InputGram]) -> tuple[dict[str, InputGram], set[str]]:
         """Statistics over all processes, each on one of them; and all guards that have one somewhere."""
         if self.size == 1:
             return dict(statistics), set(statistics)
@@ -137,7 +137,7 @@ class Team:
                 merged |= dict.fromkeys(members, total)
         return merged, set(names)
 
-    def spread(self, own: Mapping[str, Bases]) -> dict[str, Bases]:
+    def broadcast_bases(self, own: Mapping[str, Bases]) -> dict[str, Bases]:
         """Bases that this process has computed, and those of all others."""
         if self.size == 1:
             return dict(own)
@@ -163,13 +163,13 @@ class Team:
         count = sum(part.count for part in parts)
         if shape.is_tokens:
             counts = mine.counts if isinstance(mine, TokenCounts) else torch.zeros(shape.inputs, dtype=torch.int64)
-            return TokenCounts.of(self._reduced(counts, owner), count)
+            return TokenCounts.from_counts(self._reduced(counts, owner), count)
         d = shape.inputs + shape.constant
         if count < d and not any(part.is_folded for part in parts):
             most = max(part.count for part in parts)
             padded = torch.zeros(shape.groups, most + 1, d, dtype=torch.float64)
             if mine is not None and mine.count:
-                rows = mine.rows()
+                rows = mine.get_rows()
                 assert rows is not None
                 padded[:, : rows.shape[1]] = rows
             own_count = 0 if mine is None else mine.count
@@ -183,8 +183,8 @@ class Team:
             return whole
         gram = torch.zeros(shape.groups, d, d, dtype=torch.float64)
         if mine is not None:
-            rows = mine.rows()
-            gram = mine.gram() if rows is None else rows.mT @ rows
+            rows = mine.get_rows()
+            gram = mine.get_gram() if rows is None else rows.mT @ rows
         return InputGram.from_gram(self._reduced(gram, owner), count, shape.inputs, constant=shape.constant)
 
     def _gathered(self, value: Any) -> list[Any]:

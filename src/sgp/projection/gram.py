@@ -89,7 +89,7 @@ class InputGram:
         self._multiply(rows)
         self.count += n
 
-    def rows(self) -> Tensor | None:
+    def get_rows(self) -> Tensor | None:
         """All rows [groups, n, d] in float64, the constant as last column; None once they are folded."""
         if self._gram is not None:
             return None
@@ -100,7 +100,7 @@ class InputGram:
             rows = torch.cat([rows, rows.new_ones(self.groups, rows.shape[1], 1)], dim=2)
         return rows
 
-    def gram(self) -> Tensor:
+    def get_gram(self) -> Tensor:
         """R R^T [groups, d, d] in float64; only once the rows are folded."""
         if self._gram is None:
             raise RuntimeError("the rows are still kept; ask for them instead")
@@ -109,17 +109,17 @@ class InputGram:
             self._gram[:, last:, first:last] = self._gram[:, first:last, last:].mT
         return self._gram
 
-    def energy(self) -> Tensor:
+    def compute_energy(self) -> Tensor:
         """|R|_F^2 of each group. [groups]"""
-        rows = self.rows()
-        return self.gram().diagonal(dim1=1, dim2=2).sum(-1) if rows is None else rows.square().sum((1, 2))
+        rows = self.get_rows()
+        return self.get_gram().diagonal(dim1=1, dim2=2).sum(-1) if rows is None else rows.square().sum((1, 2))
 
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
         """|A R|_F^2 of each group for matrices A [groups, out, d]. [groups]"""
         matrix = matrix.double()
-        rows = self.rows()
+        rows = self.get_rows()
         if rows is None:
-            return (matrix @ self.gram() * matrix).sum((1, 2))
+            return (matrix @ self.get_gram() * matrix).sum((1, 2))
         return (rows @ matrix.mT).square().sum((1, 2))
 
     def clone(self) -> InputGram:

@@ -22,8 +22,8 @@ from sgp import storage
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.capacity import Capacity, capacity_of, print_table
 from sgp.projection.check import Check, check, has_grown, refuse_unfit, tensors_of
-from sgp.projection.collect import collect, warn_unless_shuffled
-from sgp.projection.distributed import Team
+from sgp.projection.collect import collect_inputs, warn_unless_shuffled
+from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
 from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, layout_of
 from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
@@ -241,30 +241,32 @@ class GradientMemory:
             allow_unattached: go on though weights were changed by an optimizer that is not attached.
             distributed: False leaves other processes out.
         """
-        team = Team(distributed)
+        team = ProcessGroup(distributed)
         protection = self._protection
-        team.agreed(protection.look_for_shards)
+        team.run_together(protection.look_for_shards)
         if protection.is_sharded and not distributed:
             raise ValueError("the model is sharded, so that no process can run it alone: leave distributed=False out")
         protection.flush()
-        layout, known, thresholds, limits, passes = team.agreed(partial(self._prepare, batches, samples, budget))
+        layout, known, thresholds, limits, passes = team.run_together(partial(self._prepare, batches, samples, budget))
         if not allow_unattached:
-            team.agreed(self._refuse_unattached)
+            team.run_together(self._refuse_unattached)
         if any(limit is not None for limit in limits.values()):
             warn_unless_shuffled(batches)
         guards = layout.guards
-        in_step = team.in_step if protection.is_sharded else None
-        shares = {name: team.share(limit, batches) for name, limit in limits.items()}
+        in_step = team.run_in_lockstep if protection.is_sharded else None
+        shares = {name: team.split_samples(limit, batches) for name, limit in limits.items()}
         subspaces = known.copy()
         reached: set[str] = set()
         for members in passes:
             precise = {guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members}
-            gather = partial(collect, forward=forward, samples=shares, precise=precise, mask=mask, in_step=in_step)
-            collected = team.agreed(partial(gather, self.model, batches, members))
-            statistics, found = team.merged(collected)
+            gather = partial(
+                collect_inputs, forward=forward, samples=shares, precise=precise, mask=mask, in_step=in_step
+            )
+            collected = team.run_together(partial(gather, self.model, batches, members))
+            statistics, found = team.merge_grams(collected)
             reached |= found
-            grown = team.agreed(partial(self._grown, statistics, thresholds, known))
-            subspaces |= team.spread(grown)
+            grown = team.run_together(partial(self._grown, statistics, thresholds, known))
+            subspaces |= team.broadcast_bases(grown)
         if not reached:
             raise ValueError(
                 "none of the protected layers saw an input: is this the model that the batches run through, and does "
@@ -527,7 +529,7 @@ class GradientMemory:
         protection.flush()
         reference = self._weights_of_last_update(reference)
         refuse_unfit(reference, protection, list(protection.layout.guards.values()))
-        realign(self.model, own, batches, features, reference, Team(distributed))
+        realign(self.model, own, batches, features, reference, ProcessGroup(distributed))
 
     def _refuse_held_head(self, name: str) -> None:
         """The memory would take its change for training that nobody projected."""
@@ -586,7 +588,7 @@ class GradientMemory:
                     known = ", ".join(layout.guards)
                     raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
                 expected = _dimensions(self.model, guard)
-                subspace = subspace.resized(expected[1])
+                subspace = subspace.resize(expected[1])
                 _check_fit(name, subspace, expected, guard)
                 subspaces[name] = subspace
         missing = [name for name in layout.guards if name not in subspaces]
@@ -663,7 +665,7 @@ class GradientMemory:
                         f"layer {name!r} has changed: its inputs have {statistic.groups} x "
                         f"{statistic.dimension} dimensions, its bases {start.groups} x {start.dimension}"
                     )
-                results[key] = self._grow(start, statistic, thresholds[name]).stored(self.store)
+                results[key] = self._grow(start, statistic, thresholds[name]).compress(self.store)
             grown[name] = results[key]
         return grown
 
@@ -783,7 +785,7 @@ def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, B
         weight = None if guard is None else protection.find(guard.weight)
         if guard is not None and weight is not None:
             dimension = guard.block.count_inputs(weight) + (guard.bias is not None)
-            subspace = resized.setdefault((id(subspace), dimension), subspace.resized(dimension))
+            subspace = resized.setdefault((id(subspace), dimension), subspace.resize(dimension))
             groups = guard.block.groups
             if (subspace.groups, subspace.dimension) != (groups, dimension):
                 raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.collect import batch_size, collect, get_mask
+from sgp.projection.collect import collect_inputs, count_samples, get_mask
 from sgp.projection.gram import STRIP
 from sgp.projection.layout import Guard
 
@@ -98,12 +98,14 @@ def plan(
     owner = {guard.name: guard.name for guard in guards}
     through = 0.0
     if batch is not None:
-        size = batch_size(batch, get_mask(batch, mask)) or 1
+        size = count_samples(batch, get_mask(batch, mask)) or 1
         for members in passes:  # as an update gathers: what one holds is bounded, and layers of two do not share
             names = [guard.name for guard in members]
             everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)
             start = time.perf_counter()
-            found = collect(model, [batch], members, forward=forward, samples=everything, precise=exact, mask=mask)
+            found = collect_inputs(
+                model, [batch], members, forward=forward, samples=everything, precise=exact, mask=mask
+            )
             through += (time.perf_counter() - start) / size * max(samples[name] for name in names)
             first: dict[int, str] = {}
             for name in names:

@@ -14,7 +14,7 @@ from sgp.projection.input_side import InputSide
 from sgp.projection.layer_types import Block
 from sgp.projection.layout import Guard, Layout, check_layouts
 from sgp.projection.norm_stats import FrozenNormStatistics
-from sgp.projection.sharded import Rows, cut_to_shard, find_fsdp_modules, find_local_rows, get_local, reshard
+from sgp.projection.sharded import LocalRows, cut_to_shard, find_fsdp_modules, find_local_rows, get_local, reshard
 from sgp.projection.subspace import Bases, Blocking, Subspace
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Protection:
         self._handles: list[weakref.ref[Handle]] = []
         self._side_owner: dict[str, object] = {}
         self._ready: dict[str, tuple[Bases, Bases]] = {}
-        self._parts: dict[str, tuple[tuple[Bases, Rows, Rows | None], tuple[Block, Blocking]]] = {}
+        self._parts: dict[str, tuple[tuple[Bases, LocalRows, LocalRows | None], tuple[Block, Blocking]]] = {}
         self._owners: dict[str, nn.Module] = {}
         self._units: list[nn.Module] = []
 
@@ -260,7 +260,7 @@ def _fingerprint(parameter: Tensor, dtype: torch.dtype) -> int:
         total += int((bits.to(torch.int64) * position).sum())
         start += bits.numel()
     total = _wrapped(total)
-    return total if rows is None else int(rows.summed(torch.tensor(total)))
+    return total if rows is None else int(rows.sum_over_ranks(torch.tensor(total)))
 
 
 def _wrapped(number: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sgp.projection.check import lengthened
 from sgp.projection.collect import evaluation_pass
-from sgp.projection.distributed import Team
+from sgp.projection.distributed import ProcessGroup
 
 # Of the mean energy of a feature: what keeps heads where they are along directions that the new task hardly has.
 RIDGE = 0.1
@@ -32,7 +32,9 @@ def answers_of(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refit(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]], team: Team | None = None) -> None:
+def refit(
+    heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]], team: ProcessGroup | None = None
+) -> None:
     """Change heads so that they give the answers that are wanted, as far as they can and a ridge lets them.
 
     With X the features [n, d] and A the answers, the weights W of all heads become W + D^T with
@@ -48,8 +50,8 @@ def refit(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]], t
         ValueError: there are no features, or only zeros.
         FloatingPointError: one of them, or an answer, is no number. Heads are as before in either case.
     """
-    team = team or Team(distributed=False)
-    gram, product = (team.summed(part) for part in team.agreed(partial(_products, heads, wanted)))
+    team = team or ProcessGroup(distributed=False)
+    gram, product = (team.sum_over_ranks(part) for part in team.run_together(partial(_products, heads, wanted)))
     d = len(gram) - 1
     if not (gram.isfinite().all() and product.isfinite().all()):
         raise FloatingPointError(
@@ -67,7 +69,7 @@ def refit(heads: Sequence[nn.Linear], wanted: Iterable[tuple[Tensor, Tensor]], t
         if own:
             place = torch.cat(own).to(product.device)
             change[:used, place] = torch.linalg.solve(gram[:used, :used], product[:used, place])
-    change = team.of_first(change)
+    change = team.broadcast_first(change)
     for head, part in zip(heads, columns, strict=True):
         head.weight.add_(change[:d, part].T)
         if head.bias is not None:
@@ -110,7 +112,7 @@ def realign(
     batches: Iterable[Any],
     features: Callable[[Any], Tensor],
     reference: Mapping[str, Tensor],
-    team: Team,
+    team: ProcessGroup,
 ) -> None:
     """Fit heads to the answers that they gave to batches with a model's weights of another time.
 

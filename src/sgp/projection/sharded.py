@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.projection.layer_types import Block
-from sgp.projection.subspace import Bases, Blocking, Subspace, along
+from sgp.projection.subspace import Bases, Blocking, Subspace, compute_coefficients
 from sgp.projection.tokens import TokenSubspace
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LocalRows:
     """The rows of a parameter that this process has.
 
     Attributes:
@@ -45,20 +45,20 @@ class Rows:
     mesh: DeviceMesh
     cut: tuple[int, ...]
 
-    def summed(self, tensor: Tensor) -> Tensor:
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """The sum over all processes that have rows of the parameter, the same on each; the tensor may become it."""
         sent = tensor.to(self.mesh.device_type)
         for dimension in self.cut:
             dist.all_reduce(sent, group=self.mesh.get_group(dimension))
         return sent.to(tensor.device)
 
-    def within(self, first: int, last: int) -> slice:
+    def intersect(self, first: int, last: int) -> slice:
         """Which of some of the parameter's rows are here, counted from the first of those."""
         start, stop = max(self.start, first), min(self.stop, last)
         return slice(start - first, stop - first) if start < stop else slice(0, 0)
 
-    def shifted(self, first: int, within: slice) -> tuple[int, int]:
-        """What :meth:`within` gave, counted from the first row that is here."""
+    def shift(self, first: int, within: slice) -> tuple[int, int]:
+        """What :meth:`intersect` gave, counted from the first row that is here."""
         if within.start == within.stop:
             return 0, 0
         return first + within.start - self.start, first + within.stop - self.start
@@ -95,7 +95,7 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def find_local_rows(parameter: Tensor) -> Rows | None:
+def find_local_rows(parameter: Tensor) -> LocalRows | None:
     """Which rows of a parameter are here; None where that is all of them on every process."""
     spread = as_dtensor(parameter)
     if spread is None:
@@ -108,7 +108,7 @@ def find_local_rows(parameter: Tensor) -> Rows | None:
             first = min(mesh.get_local_rank(dimension) * size, count)
             start, count = start + first, min(size, count - first)
             cut.append(dimension)
-    return Rows(start, start + count, mesh, tuple(cut)) if cut else None
+    return LocalRows(start, start + count, mesh, tuple(cut)) if cut else None
 
 
 def check_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor | None = None) -> None:
@@ -169,7 +169,12 @@ def reshard(units: Iterable[nn.Module]) -> None:
 
 
 def cut_to_shard(
-    block: Block, space: Bases, weight: torch.Size, rows: Rows, bias: torch.Size | None, bias_rows: Rows | None
+    block: Block,
+    space: Bases,
+    weight: torch.Size,
+    rows: LocalRows,
+    bias: torch.Size | None,
+    bias_rows: LocalRows | None,
 ) -> tuple[Block, Blocking]:
     """A block and its subspace cut to what one process has.
 
@@ -182,19 +187,19 @@ def cut_to_shard(
         bias_rows: of the bias that the process has.
     """
     if isinstance(space, TokenSubspace):
-        return block, space.among(rows.start, rows.stop)
+        return block, space.select_tokens(rows.start, rows.stop)
     assert isinstance(space, Subspace)
     if block.input_dim == 0:
         outputs = weight[1:].numel()
-        own_bias = None if bias_rows is None else bias_rows.within(0, outputs)
+        own_bias = None if bias_rows is None else bias_rows.intersect(0, outputs)
         return block, ScatteredSubspace(space, rows, outputs, slice(0, outputs), slice(rows.start, rows.stop), own_bias)
     first, last, _ = slice(*block.rows).indices(weight[0])
-    mine = rows.within(first, last)
-    cut = replace(block, rows=rows.shifted(first, mine), bias_rows=None)
+    mine = rows.intersect(first, last)
+    cut = replace(block, rows=rows.shift(first, mine), bias_rows=None)
     if bias is not None and bias_rows is not None:
         bias_first, bias_last, _ = slice(*(block.bias_rows or block.rows)).indices(bias[0])
-        own_bias = bias_rows.within(bias_first, bias_last)
-        cut = replace(cut, bias_rows=bias_rows.shifted(bias_first, own_bias))
+        own_bias = bias_rows.intersect(bias_first, bias_last)
+        cut = replace(cut, bias_rows=bias_rows.shift(bias_first, own_bias))
         if (weight[0], first) != (bias[0], bias_first):
             return cut, ScatteredSubspace(space, rows, last - first, mine, slice(0, weight[1:].numel()), own_bias)
     if block.groups == 1:
@@ -210,7 +215,7 @@ def cut_to_shard(
 
 @dataclass(frozen=True)
 class _CutGroups(Block):
-    """Rows of a grouped block that need not begin and end with a group: what is elsewhere counts as no change.
+    """LocalRows of a grouped block that need not begin and end with a group: what is elsewhere counts as no change.
 
     Attributes:
         before: how many rows of the first group are elsewhere.
@@ -255,7 +260,7 @@ class ScatteredSubspace(Blocking):
     def __init__(
         self,
         space: Subspace,
-        rows: Rows,
+        rows: LocalRows,
         outputs: int,
         own_outputs: slice,
         own_inputs: slice,
@@ -280,13 +285,13 @@ class ScatteredSubspace(Blocking):
 
     def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
         blocked = self._along(matrix, bias) * (self.importance == 1).unsqueeze(1)
-        size = float(self._rows.summed(matrix.square().sum()).sqrt())
+        size = float(self._rows.sum_over_ranks(matrix.square().sum()).sqrt())
         return float(blocked.norm()) / max(size, torch.finfo(matrix.dtype).tiny)
 
     def _along(self, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """What weight and bias of all processes do along each basis. [1, outputs, k]"""
         found = matrix.new_zeros(1, self._outputs, self._basis.shape[2])
-        found[:, self._own_outputs] = along(self._basis, matrix, None)
+        found[:, self._own_outputs] = compute_coefficients(self._basis, matrix, None)
         if bias is not None:
             found[:, self._own_bias] += bias.unsqueeze(-1) * self._constant
-        return self._rows.summed(found)
+        return self._rows.sum_over_ranks(found)

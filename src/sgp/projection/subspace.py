@@ -79,7 +79,7 @@ def find_minimal_rank(energies: Tensor, total: Tensor, threshold: float) -> Tens
     return (discarded > allowed.unsqueeze(-1)).sum(-1)
 
 
-def importance(sigma: Tensor, alpha: float) -> Tensor:
+def compute_importance(sigma: Tensor, alpha: float) -> Tensor:
     """Eq. 2: importance of each basis for one task from its singular value. [groups, k] -> [groups, k].
 
     The strongest basis gets exactly 1. ``alpha=inf`` is the limit, GPM: every basis gets exactly 1.
@@ -94,7 +94,7 @@ def importance(sigma: Tensor, alpha: float) -> Tensor:
     return scaled.where(strongest > 0, 0.0)
 
 
-def accumulate(old: Tensor, new: Tensor) -> Tensor:
+def accumulate_importance(old: Tensor, new: Tensor) -> Tensor:
     """Eq. 10: importance over all tasks so far, at most 1."""
     return (old + new).clamp(max=1.0)
 
@@ -194,14 +194,14 @@ class Bases(Blocking):
         """The same where and as it is needed; itself if nothing changes."""
 
     @abstractmethod
-    def stored(self, store: Store) -> Bases:
+    def compress(self, store: Store) -> Bases:
         """The same bases, rounded to what they are kept as. What was rounded before stays as it is."""
 
     @abstractmethod
     def with_importance(self, importance: Tensor) -> Bases:
         """The same bases with other importances."""
 
-    def resized(self, dimension: int) -> Bases:
+    def resize(self, dimension: int) -> Bases:
         """The same for inputs of another dimension, where bases can follow; itself where they cannot."""
         return self
 
@@ -230,7 +230,7 @@ class Bases(Blocking):
         """
 
     @abstractmethod
-    def held(self, statistic: InputGram) -> Tensor:
+    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
         """The energy of a representation that lies in the bases, of each group. [groups]"""
 
     @abstractmethod
@@ -300,7 +300,7 @@ class Subspace(Bases):
         fits = self.importance.shape == shape and self.rank.shape == (self.groups,)
         return fits and (self.scale is None or self.scale.shape == shape)
 
-    def stored(self, store: Store) -> Subspace:
+    def compress(self, store: Store) -> Subspace:
         if store == "float32" and not self.is_compressed:
             return self
         basis = self.to(self.basis.device, torch.float32).basis
@@ -322,12 +322,12 @@ class Subspace(Bases):
         scale = None if self.scale is None else self.scale[groups]
         return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
-    def held(self, statistic: InputGram) -> Tensor:
+    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
         return statistic.compute_energy_through(self.to(self.basis.device, torch.float64).basis.mT)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         basis = self.to(matrix.device, matrix.dtype).basis
-        return along(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
+        return compute_coefficients(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"basis": self.basis, "importance": self.importance, "rank": self.rank}
@@ -349,12 +349,12 @@ class Subspace(Bases):
         numerics = numerics or Numerics()
         kept_basis = self.to(self.basis.device, torch.float64).basis
         M = _orthonormal(kept_basis) if self.is_compressed else kept_basis
-        rows = statistic.rows()
+        rows = statistic.get_rows()
         if rows is not None:
             M = M.to(rows.device)
             total, surrogate, energies, strongest = _from_rows(rows, M)
         else:
-            gram = statistic.gram()
+            gram = statistic.get_gram()
             M = M.to(gram.device)
             total, surrogate, energies, strongest = _from_gram(gram, M, self.rank)
         old_rank = self.rank.to(M.device)
@@ -381,9 +381,9 @@ class Subspace(Bases):
         kept_old = torch.arange(M.shape[2], device=M.device) < old_rank.unsqueeze(-1)
         sigma_new = energies[..., :width].sqrt().where(kept_new, 0.0)
         sigma = torch.cat([surrogate.sqrt().where(kept_old, 0.0), sigma_new], dim=-1)
-        task = importance(sigma, alpha)
+        task = compute_importance(sigma, alpha)
         k = M.shape[2]
-        lambda_old = accumulate(self.importance.to(task), task[..., :k])
+        lambda_old = accumulate_importance(self.importance.to(task), task[..., :k])
         kept = torch.cat([kept_old, kept_new], dim=-1)
         basis = torch.cat([kept_basis.to(M), directions], dim=-1)
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
@@ -403,7 +403,7 @@ class Subspace(Bases):
                 target_bias -= removed[..., inputs]
             return
         M = self.basis
-        coefficients = along(M, source, source_bias)
+        coefficients = compute_coefficients(M, source, source_bias)
         coefficients *= self.importance.unsqueeze(1)
         target.baddbmm_(coefficients, M[:, :inputs].mT, alpha=-1)
         if target_bias is not None:
@@ -417,7 +417,7 @@ class Subspace(Bases):
             source_bias: the part that meets the constant input, if the subspace has one. [groups, out]
         """
         inputs = source.shape[-1]
-        coefficients = along(self.basis, source, source_bias) * self.importance.unsqueeze(1)
+        coefficients = compute_coefficients(self.basis, source, source_bias) * self.importance.unsqueeze(1)
         if source_bias is None:
             return coefficients @ self.basis[:, :inputs].mT, None
         part = coefficients @ self.basis.mT
@@ -434,7 +434,7 @@ class Subspace(Bases):
         return (self.basis * self.importance.unsqueeze(1)) @ self.basis.mT
 
 
-def along(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """What matrices do along each basis: [groups, out, k].
 
     Args:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from sgp.projection.gram import InputGram
-from sgp.projection.subspace import Bases, Choice, Numerics, Store, Subspace, accumulate, find_minimal_rank, importance
+from sgp.projection.subspace import (
+    Bases,
+    Choice,
+    Numerics,
+    Store,
+    Subspace,
+    accumulate_importance,
+    compute_importance,
+    find_minimal_rank,
+)
 
 
 class TokenCounts(InputGram):
@@ -28,7 +37,7 @@ class TokenCounts(InputGram):
         self.counts = torch.zeros(dimension, dtype=torch.int64)
 
     @classmethod
-    def of(cls, counts: Tensor, count: int) -> TokenCounts:
+    def from_counts(cls, counts: Tensor, count: int) -> TokenCounts:
         """Counts that were made elsewhere. [tokens]"""
         statistic = cls(len(counts))
         statistic.counts, statistic.count = counts, count
@@ -43,14 +52,14 @@ class TokenCounts(InputGram):
         self.counts = self.counts.to(rows.device) + torch.bincount(rows, minlength=self.dimension)
         self.count += len(rows)
 
-    def energy(self) -> Tensor:
+    def compute_energy(self) -> Tensor:
         return self.counts.sum().double().unsqueeze(0)
 
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
         return (matrix.double().square().sum(1) * self.counts.to(matrix.device)).sum(-1)
 
     def clone(self) -> TokenCounts:
-        return TokenCounts.of(self.counts, self.count)
+        return TokenCounts.from_counts(self.counts, self.count)
 
 
 @dataclass(frozen=True)
@@ -98,17 +107,17 @@ class TokenSubspace(Bases):
             return self
         return TokenSubspace(self.tokens.to(device), self.importance.to(device, dtype), self.size)
 
-    def stored(self, store: Store) -> TokenSubspace:
+    def compress(self, store: Store) -> TokenSubspace:
         return self
 
     def with_importance(self, importance: Tensor) -> TokenSubspace:
         return replace(self, importance=importance)
 
-    def resized(self, dimension: int) -> TokenSubspace:
+    def resize(self, dimension: int) -> TokenSubspace:
         """A vocabulary that has grown: tokens are bases as before, and new ones are free."""
         return self if dimension <= self.dimension else replace(self, size=torch.tensor(dimension))
 
-    def among(self, start: int, stop: int) -> TokenSubspace:
+    def select_tokens(self, start: int, stop: int) -> TokenSubspace:
         """Only the tokens from ``start`` to before ``stop``, counted from there."""
         here = (self.tokens >= start) & (self.tokens < stop)
         return TokenSubspace(self.tokens[here] - start, self.importance[:, here], torch.tensor(stop - start))
@@ -137,9 +146,9 @@ class TokenSubspace(Bases):
         if numerics is not None and numerics.first_rank == "one-less" and not len(tokens):
             new = new - 1
         added = min(max(0, int(new)), int((energies > 0).sum()))
-        task = importance(torch.cat([surrogate, energies[:, :added]], dim=-1).sqrt(), alpha)
+        task = compute_importance(torch.cat([surrogate, energies[:, :added]], dim=-1).sqrt(), alpha)
         old = self.importance.to(task)
-        lambdas = torch.cat([accumulate(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
+        lambdas = torch.cat([accumulate_importance(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
         return TokenSubspace(torch.cat([tokens, order[0, :added]]), lambdas.float(), self.size)
 
     def subtract_projection_(
@@ -148,7 +157,7 @@ class TokenSubspace(Bases):
         blocked = source.index_select(2, self.tokens) * self.importance.unsqueeze(1)
         target.index_add_(2, self.tokens, blocked, alpha=-1)
 
-    def held(self, statistic: InputGram) -> Tensor:
+    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
         assert isinstance(statistic, TokenCounts)
         return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
 
