@@ -27,7 +27,7 @@ from sgp.benchmarks.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.collect import collect_inputs
-from sgp.projection.layout import layout_of
+from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Subspace
 
 # Settings of the published run. `samples` are images per layer.
@@ -97,12 +97,12 @@ def samples_and_threshold(model: AlexNet, images: Tensor, seed: int) -> list[dic
     `energy` is the share of the energy of all images' inputs that lies in the bases; `best` is the largest
     share that as many bases can hold.
     """
-    guards = list(layout_of(model, exclude=["heads.*"], bias="protect", rest="freeze", strict=False).guards.values())
-    names = [guard.name for guard in guards]
+    layers = list(scan_model(model, ScanRules(exclude=("heads.*",))).layers.values())
+    names = [layer.name for layer in layers]
     batches = shuffled(images, seed)
     statistics = {
         count: collect_inputs(
-            model, batches, guards, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
+            model, batches, layers, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
         )
         for count in TABLE_SAMPLES
     }

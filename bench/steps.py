@@ -68,7 +68,7 @@ def alexnet_row(*, rounds: int, batch: int = 64) -> Row:
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (plain, attached, dense)]
     memory = sgp.GradientMemory(attached, threshold=0.97, alpha=10, exclude=["heads.*"])
     remember(memory, subspaces(attached, ranks, constant=False))
-    handle = memory.attach(optimizers[1])
+    hook = memory.attach(optimizers[1])
     P = projectors(dense, ranks)
     ways = {
         "plain": _step(plain, optimizers[0], loss),
@@ -76,7 +76,7 @@ def alexnet_row(*, rounds: int, batch: int = 64) -> Row:
         "published": _step(dense, optimizers[2], loss, lambda: published.project_dense(dense, P)),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
-    return _row(f"AlexNet, SGD, batch {batch}", times, 1.12, {"ranks": ranks, "road": dict(handle.road)})
+    return _row(f"AlexNet, SGD, batch {batch}", times, 1.12, {"ranks": ranks, "modes": hook.modes})
 
 
 def ppo_row(*, rounds: int, batch: int = 250) -> Row:
@@ -100,7 +100,7 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
     adam, adam_gp = (torch.optim.Adam(m.parameters(), lr=2.5e-4, eps=1e-5) for m in (plain, attached))
     memory = sgp.GradientMemory(attached, threshold=0.995, alpha=25, exclude=["actors.*", "critics.*"])
     remember(memory, subspaces(attached, PPO_RANKS, constant=True))
-    handle = memory.attach(adam_gp)
+    hook = memory.attach(adam_gp)
     dense_adam = published.DenseAdam(dense, projectors(dense, PPO_RANKS), lr=2.5e-4)
     ways = {
         "plain": _step(plain, adam, loss),
@@ -108,7 +108,7 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
         "published": _step(dense, dense_adam, loss),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
-    return _row(f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "road": dict(handle.road)})
+    return _row(f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "modes": hook.modes})
 
 
 def remember(memory: sgp.GradientMemory, found: Mapping[str, Subspace]) -> None:

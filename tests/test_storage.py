@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp import GradientMemory, storage
-from sgp.projection.optim import Road
+from sgp.projection.modes import Mode
 
 OLD = Path(__file__).parent / "data" / "memory-format-1.safetensors"
 
 
 class Mixed(nn.Module):
-    """Every kind of road: a convolution, a norm layer, a linear layer wider than the batch and a narrow one."""
+    """Every kind of mode: a convolution, a norm layer, a linear layer wider than the batch and a narrow one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ def assert_same(a: Any, b: Any) -> None:
             assert value == b[key], key
 
 
-# Every road; "input" is asked for, since layers as small as these are not worth watching otherwise.
-STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Road]] = {
+# Every mode; "input" is asked for, since layers as small as these are not worth watching otherwise.
+STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Mode]] = {
     "SGD": (lambda model: SGD(model.parameters(), lr=0.05), "auto"),
     "SGD with momentum": (lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9), "auto"),
     "SGD by inputs": (lambda model: SGD(model.parameters(), lr=0.05), "input"),
@@ -100,18 +100,18 @@ STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Road]] = {
 
 
 @pytest.mark.parametrize("order", ["attach last", "attach first"])
-@pytest.mark.parametrize(("new_optimizer", "road"), STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize(("new_optimizer", "mode"), STEPS.values(), ids=STEPS.keys())
 def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
-    new_optimizer: Callable[[nn.Module], Optimizer], road: Road, order: str, tmp_path: Path
+    new_optimizer: Callable[[nn.Module], Optimizer], mode: Mode, order: str, tmp_path: Path
 ) -> None:
     model = new_model()
     memory = new_memory(model)
     optimizer = new_optimizer(model)
-    handle = memory.attach(optimizer, road=road)
+    hook = memory.attach(optimizer, mode=mode)
     train(model, optimizer, task(0))
     memory.update(task(0))
     train(model, optimizer, task(1)[:3])
-    assert ("input" in handle.road.values()) == (road == "input")
+    assert ("input" in hook.modes.values()) == (mode == "input")
 
     memory.save(tmp_path / "memory.safetensors")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "rest.pt")
@@ -120,13 +120,13 @@ def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
     resumed_memory = new_memory(resumed)
     resumed_optimizer = new_optimizer(resumed)
     if order == "attach first":
-        resumed_memory.attach(resumed_optimizer, road=road)
+        resumed_memory.attach(resumed_optimizer, mode=mode)
     rest = torch.load(tmp_path / "rest.pt")
     resumed.load_state_dict(rest["model"])
     resumed_optimizer.load_state_dict(rest["optimizer"])
     resumed_memory.load(tmp_path / "memory.safetensors")
     if order == "attach last":
-        resumed_memory.attach(resumed_optimizer, road=road)
+        resumed_memory.attach(resumed_optimizer, mode=mode)
     assert_same(resumed_memory.state_dict(), memory.state_dict())
 
     for m, o, kept in ((model, optimizer, memory), (resumed, resumed_optimizer, resumed_memory)):
@@ -156,7 +156,7 @@ def test_sixteen_bit_weights_go_on_bit_equal_with_the_masters_of_the_handle(tmp_
 
     model, memory, optimizer = new()
     with pytest.warns(UserWarning, match="16-bit"):
-        handle = memory.attach(optimizer)
+        hook = memory.attach(optimizer)
     steps(model, optimizer, range(3))
     memory.update([torch.randn(20, 8).bfloat16()])
     steps(model, optimizer, range(3, 8))
@@ -167,8 +167,8 @@ def test_sixteen_bit_weights_go_on_bit_equal_with_the_masters_of_the_handle(tmp_
     resumed_memory.load(tmp_path / "memory")
     assert_same(resumed_memory.state_dict(), memory.state_dict())
     with pytest.warns(UserWarning, match="16-bit"):
-        resumed_memory.attach(resumed_optimizer).load_state_dict(copy.deepcopy(handle.state_dict()))
-    assert handle.state_dict()
+        resumed_memory.attach(resumed_optimizer).load_state_dict(copy.deepcopy(hook.state_dict()))
+    assert hook.state_dict()
     steps(model, optimizer, range(8, 14))
     steps(resumed, resumed_optimizer, range(8, 14))
     assert_same(resumed.state_dict(), model.state_dict())

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
 from sgp import storage
-from sgp.projection import Handle
+from sgp.projection import OptimizerHook
 
 accelerate = pytest.importorskip("accelerate", reason="of the extra 'accelerate'")
 
@@ -55,7 +55,7 @@ def train(accelerator: Any, model: nn.Module, optimizer: Any, schedule: Any, tas
                 optimizer.zero_grad()
 
 
-def learner(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, Any, Handle]:
+def learner(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, Any, OptimizerHook]:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
     model = network()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
@@ -74,24 +74,24 @@ def anew() -> None:
 
 @pytest.mark.parametrize(("precision", "allowed"), [("no", 1e-4), ("bf16", 0.02)])
 def test_what_the_first_task_needs_stays_while_the_second_is_trained(precision: str, allowed: float) -> None:
-    accelerator, model, memory, optimizer, schedule, handle = learner(mixed_precision=precision)
+    accelerator, model, memory, optimizer, schedule, hook = learner(mixed_precision=precision)
     train(accelerator, model, optimizer, schedule, 0)
     memory.update(DataLoader(data(0), batch_size=4))
     old, new = outputs(model, 0), outputs(model, 1)
     train(accelerator, model, optimizer, schedule, 1)
-    assert handle.steps == 12
+    assert hook.steps == 12
     assert drift(outputs(model, 0), old) < allowed
     assert drift(outputs(model, 1), new) > 0.05
-    handle.detach()
+    hook.detach()
     train(accelerator, model, optimizer, schedule, 1)
     assert drift(outputs(model, 0), old) > 0.05
 
 
 def test_the_handle_is_the_one_of_the_optimizer_inside() -> None:
-    *_, memory, optimizer, _, handle = learner()
-    assert handle.holds(optimizer.optimizer)
+    *_, memory, optimizer, _, hook = learner()
+    assert hook.holds(optimizer.optimizer)
     again = memory.attach(optimizer.optimizer)  # which is not attached twice then
-    assert not handle.attached
+    assert not hook.attached
     assert again.holds(optimizer.optimizer)
 
 
@@ -129,7 +129,7 @@ def test_a_step_that_a_scaler_skips_leaves_the_weights_alone(optimizer: Any) -> 
     memory.update([data(0).tensors[0]])
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     wrapped = accelerate.optimizer.AcceleratedOptimizer(optimizer(model.parameters(), lr=0.05), scaler=scaler)
-    handle = memory.attach(wrapped)
+    hook = memory.attach(wrapped)
     old, x = outputs(model, 0), data(1).tensors[0]
     for step, factor in enumerate([1.0, math.inf, 1.0]):
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -139,13 +139,13 @@ def test_a_step_that_a_scaler_skips_leaves_the_weights_alone(optimizer: Any) -> 
         unchanged = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert unchanged == wrapped.step_was_skipped, step
         wrapped.zero_grad()
-    assert handle.steps == 2
+    assert hook.steps == 2
     assert drift(outputs(model, 0), old) < 1e-4
 
 
 def test_memory_and_handle_are_part_of_a_checkpoint_if_registered(tmp_path: Path) -> None:
-    accelerator, model, memory, optimizer, schedule, handle = learner()
-    accelerator.register_for_checkpointing(memory, handle)
+    accelerator, model, memory, optimizer, schedule, hook = learner()
+    accelerator.register_for_checkpointing(memory, hook)
     train(accelerator, model, optimizer, schedule, 0)
     memory.update(DataLoader(data(0), batch_size=4))
     train(accelerator, model, optimizer, schedule, 1, epochs=1)
@@ -153,11 +153,11 @@ def test_memory_and_handle_are_part_of_a_checkpoint_if_registered(tmp_path: Path
     train(accelerator, model, optimizer, schedule, 1)
     memory.update(DataLoader(data(1), batch_size=4))
 
-    accelerator, fresh, again, optimizer, schedule, handle = learner()
-    accelerator.register_for_checkpointing(again, handle)
+    accelerator, fresh, again, optimizer, schedule, hook = learner()
+    accelerator.register_for_checkpointing(again, hook)
     accelerator.load_state(str(tmp_path / "state"))
     assert again.tasks == 1
-    assert handle.steps == 9
+    assert hook.steps == 9
     train(accelerator, fresh, optimizer, schedule, 1)
     again.update(DataLoader(data(1), batch_size=4))
     for (name, value), other in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):

@@ -139,7 +139,7 @@ def test_what_the_first_task_needs_stays_while_the_second_is_trained(
     fit(module, trainer(callback, tmp_path, **settings), 1)
     fit(plain, trainer(None, tmp_path, **settings), 1)
     assert memory.tasks == 2
-    assert callback.handles == []
+    assert callback.hooks == []
     assert drift(outputs(plain, 0), old) > 0.1
     assert drift(outputs(module, 0), old) < allowed
     assert drift(outputs(module, 1), new) > 0.05
@@ -273,7 +273,7 @@ def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) ->
     wrong = GradientMemoryCallback(memory, forward=lambda batch: module(batch))  # a list of inputs and labels
     with pytest.raises(TypeError):
         fit(module, trainer(wrong, tmp_path), 0)
-    assert wrong.handles[0].steps == 0
+    assert wrong.hooks[0].steps == 0
 
 
 def test_optimizers_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_what_the_first_game_needs_stays_while_the_second_is_learned(
     model.get_env().seed(0)  # or its observations are other ones each time
     model.learn(64, callback=callback)
     assert memory.tasks == 2
-    assert callback.handles == []
+    assert callback.hooks == []
     # What is asked about is like what was seen, not the same.
     assert drift(said(model, 0, part), old) < 0.01
     assert drift(said(model, 1, part), new) > 0.05
@@ -141,7 +141,7 @@ def test_learning_that_stops_in_the_middle_of_a_rollout_is_taken_in_too() -> Non
     with pytest.warns(UserWarning, match="before its first rollout did"):
         model.learn(64, callback=[callback, Stop(33 + 5)], reset_num_timesteps=False)
     assert memory.tasks == 1
-    assert callback.handles == []
+    assert callback.hooks == []
 
 
 def test_a_policy_of_another_model_is_refused() -> None:

@@ -136,7 +136,7 @@ def test_what_the_first_task_needs_stays_while_the_second_is_trained(
     trainer(model, callback, 1, tmp_path, **settings).train()
     trainer(plain, None, 1, tmp_path, **settings).train()
     assert memory.tasks == 2
-    assert callback.handle is None
+    assert callback.hook is None
     assert drift(outputs(plain, 0), old) > 0.1
     assert drift(outputs(model, 0), old) < allowed
     assert drift(outputs(model, 1), new) > 0.05  # the second task is learned all the same
@@ -314,7 +314,7 @@ def test_a_batch_that_does_not_fit_the_model_is_told_before_training(tmp_path: P
         refused.train()
     assert "give forward=" in raised.value.__notes__[0]
     assert refused.state.global_step == 0
-    assert callback.handle is None
+    assert callback.hook is None
     assert_same_weights(model, before)
 
     def forward(batch: dict[str, Tensor]) -> Any:
@@ -391,8 +391,8 @@ def test_the_memory_is_detached_though_the_update_fails(tmp_path: Path) -> None:
     failing = trainer(model, callback, 1, tmp_path, max_steps=2)
     with pytest.raises(RuntimeError, match="the update fails"):
         failing.train()
-    assert callback.handle is None
-    assert not list(memory._protection.handles())
+    assert callback.hook is None
+    assert not list(memory._protection.hooks())
 
 
 def test_training_goes_on_after_an_evaluation_that_failed(tmp_path: Path) -> None:

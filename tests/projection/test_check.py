@@ -67,11 +67,11 @@ def test_without_training_nothing_has_leaked_or_drifted() -> None:
 def test_what_the_bases_hold_of_a_batch_is_told() -> None:
     memory = blocked()
     known, unknown = memory.check(low_rank(0)), memory.check(low_rank(7))
-    assert known.layers[0].held == pytest.approx(1, abs=1e-6)
+    assert known.layers[0].captured == pytest.approx(1, abs=1e-6)
     rows = torch.cat([low_rank(7), torch.ones(24, 1)], dim=1).double()
     M = memory.subspaces["first"].basis[0].double()
     share = float((rows @ M).square().sum() / rows.square().sum())
-    assert unknown.layers[0].held == pytest.approx(share, abs=1e-9)
+    assert unknown.layers[0].captured == pytest.approx(share, abs=1e-9)
     assert share < 0.6
 
 
@@ -88,7 +88,7 @@ def test_protected_training_leaks_nothing_and_remembered_inputs_do_not_drift(
     assert result.leak < 1e-5
     assert result.drift < 1e-4
     assert all(layer.drift < 1e-4 for layer in result.layers)
-    assert all(layer.held == pytest.approx(1, abs=1e-6) for layer in result.layers)
+    assert all(layer.captured == pytest.approx(1, abs=1e-6) for layer in result.layers)
     # It did learn, and a batch that is not remembered shows it.
     other = memory.check(low_rank(1))
     assert other.drift > 0.1
@@ -313,9 +313,9 @@ def test_positions_that_a_mask_hides_do_not_count() -> None:
     with torch.no_grad():
         model[0].weight += memory.project(torch.randn(4, 6), "0")
     hidden, whole = memory.check(texts, mask=lambda _: seen), memory.check(texts)
-    assert hidden.layers[0].held == pytest.approx(1.0)
+    assert hidden.layers[0].captured == pytest.approx(1.0)
     assert hidden.layers[0].drift < 1e-5
-    assert whole.layers[0].held < 0.95
+    assert whole.layers[0].captured < 0.95
     assert whole.layers[0].drift > 0.1
     assert hidden.drift == whole.drift
 
@@ -344,7 +344,7 @@ def test_it_prints_as_a_table_whose_columns_line_up() -> None:
     memory = blocked()
     lines = str(memory.check(low_rank(0))).splitlines()
     assert lines[0] == "outputs drifted by 0.00e+00"
-    assert lines[1].split() == ["layer", "held", "leak", "drift"]
+    assert lines[1].split() == ["layer", "captured", "leak", "drift"]
     assert [line.split()[0] for line in lines[2:]] == ["first", "second", "out"]
     assert len({len(line) for line in lines[1:]}) == 1
     wide = nn.ModuleDict({"a" * 50: nn.Linear(3, 2)})

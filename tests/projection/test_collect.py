@@ -20,7 +20,7 @@ from sgp.projection import layer_types
 from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import InputGram
 from sgp.projection.layer_types import Block, LayerType, MultiheadAttentionType, register_layer
-from sgp.projection.layout import layout_of
+from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.tokens import TokenCounts
 
 
@@ -34,7 +34,7 @@ def statistics(
     mask: Callable[[Any], Tensor | None] | None = None,
 ) -> dict[str, InputGram]:
     """What one pass collects, with products in float64."""
-    guards = list(layout_of(model, exclude=[], bias=bias, rest="freeze", strict=False).guards.values())
+    guards = list(scan_model(model, ScanRules(bias=bias)).layers.values())
     limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
     precise = {g.name: True for g in guards}
     return collect_inputs(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
@@ -430,7 +430,7 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_is_held_is_bounded_however_long_the_stream_is(dtype: torch.dtype, grad: bool) -> None:
     model = nn.Linear(9, 3).to(dtype)
-    guard = layout_of(model, exclude=[], bias="protect", rest="freeze", strict=False).guards["(model)"]
+    guard = scan_model(model, ScanRules()).layers["(model)"]
     statistic = InputGram(1, 9, constant=True)
     for _ in range(200):
         statistic.add(guard.layer_type.unfold_rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))

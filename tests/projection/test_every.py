@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection.optim import Handle
+from sgp.projection.optim import OptimizerHook
 
 OLD = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
 
@@ -25,7 +25,7 @@ def batch(step: int) -> Tensor:
 
 def learner(
     every: int, *, alpha: float = 5.0, lr: float = 0.05, dtype: torch.dtype = torch.float64
-) -> tuple[nn.Module, sgp.GradientMemory, torch.optim.Optimizer, Handle]:
+) -> tuple[nn.Module, sgp.GradientMemory, torch.optim.Optimizer, OptimizerHook]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 10), nn.LayerNorm(10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
     memory = sgp.GradientMemory(model, threshold=0.99, alpha=alpha)
@@ -53,8 +53,8 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
 
 def test_the_change_since_the_last_projection_is_projected_and_nothing_before_that() -> None:
     model, memory, optimizer, _ = learner(4)
-    plain, _, free, handle = learner(4)
-    handle.detach()
+    plain, _, free, hook = learner(4)
+    hook.detach()
     start = weights(model)
     train(model, optimizer, 4)
     frozen = {name: p for name, p in plain.named_parameters() if name.startswith("1.")}
@@ -92,61 +92,61 @@ def test_norm_layers_stay_at_every_step() -> None:
 
 
 def test_flush_projects_now_and_only_once() -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = learner(8, alpha=math.inf)
     train(model, optimizer, 3)
-    handle.flush()
+    hook.flush()
     flushed = weights(model)
     assert memory.check(OLD.double()).leak < 1e-6
-    handle.flush()
+    hook.flush()
     assert_same(weights(model), flushed)
 
 
 def test_an_evaluation_sees_projected_weights_and_changes_nothing() -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = learner(8, alpha=math.inf)
     twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
     for step in range(20):
         train(model, optimizer, 1, step)
         train(twin, twin_optimizer, 1, step)
         before = weights(model)
-        with handle.projected():
+        with hook.projected():
             assert memory.check(OLD.double()).leak < 1e-6
         assert_same(weights(model), before)
     assert_same(weights(model), weights(twin))
 
 
 def test_weights_come_back_if_an_evaluation_fails() -> None:
-    model, _, optimizer, handle = learner(8)
+    model, _, optimizer, hook = learner(8)
     train(model, optimizer, 3)
     before = weights(model)
-    with pytest.raises(KeyError), handle.projected():
+    with pytest.raises(KeyError), hook.projected():
         raise KeyError
     assert_same(weights(model), before)
 
 
 def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = learner(8, alpha=math.inf)
     twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
     second = torch.optim.SGD(model[3].parameters(), lr=0.1)
     memory.attach(second)
-    saved, of_handle = memory.state_dict(), handle.state_dict()
+    saved, of_handle = memory.state_dict(), hook.state_dict()
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
     tried: list[tuple[str, Callable[[], object]]] = [
         ("a step", optimizer.step),
         ("a step", second.step),
         ("an update", lambda: memory.update([OLD.double()])),
-        ("detach", handle.detach),
+        ("detach", hook.detach),
         ("detach", lambda: memory.attach(optimizer)),
-        ("load_state_dict", lambda: handle.load_state_dict(of_handle)),
+        ("load_state_dict", lambda: hook.load_state_dict(of_handle)),
         ("another memory", lambda: memory.load_state_dict(saved)),
     ]
     for what, act in tried:
-        with handle.projected():
-            with handle.projected():
+        with hook.projected():
+            with hook.projected():
                 pass
-            with pytest.raises(RuntimeError, match=f"inside handle.projected.*{what}.*leave the with block first"):
+            with pytest.raises(RuntimeError, match=f"inside hook.projected.*{what}.*leave the with block first"):
                 act()
-    assert (handle.steps, handle.attached, memory.tasks) == (3, True, 1)
+    assert (hook.steps, hook.attached, memory.tasks) == (3, True, 1)
     train(model, optimizer, 5, 3)
     train(twin, twin_optimizer, 5, 3)
     assert_same(weights(model), weights(twin))
@@ -163,9 +163,9 @@ def leak_of(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]
     return leak
 
 
-@pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "handle", "update", "detach"])
+@pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "hook", "update", "detach"])
 def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = learner(8, alpha=math.inf)
     train(model, optimizer, 3)
     leak = leak_of(model, memory)
     assert leak() > 1e-3
@@ -175,19 +175,19 @@ def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
         model[0].state_dict()
     elif take == "optimizer":
         optimizer.state_dict()
-    elif take == "handle":
-        handle.state_dict()
+    elif take == "hook":
+        hook.state_dict()
     elif take == "update":
         memory.update([batch(0)[:1].double()])
     else:
-        handle.detach()
+        hook.detach()
     assert leak() < 1e-6
 
 
 def test_a_run_that_is_taken_up_again_projects_at_the_same_steps() -> None:
-    model, memory, optimizer, handle = learner(8)
+    model, memory, optimizer, hook = learner(8)
     train(model, optimizer, 11)
-    state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), memory.state_dict(), handle.state_dict()))
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), memory.state_dict(), hook.state_dict()))
     assert state[-1]["steps"] == 11
     train(model, optimizer, 7, 11)
     again, other, second, resumed = learner(8)
@@ -200,7 +200,7 @@ def test_a_run_that_is_taken_up_again_projects_at_the_same_steps() -> None:
 
 
 def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path) -> None:
-    model, _, optimizer, handle = learner(8)
+    model, _, optimizer, hook = learner(8)
     train(model, optimizer, 3)
     twin = copy.deepcopy(model)
     file = io.BytesIO()
@@ -211,17 +211,17 @@ def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path)
     twin.state_dict()
     loaded.state_dict()
     assert_same(weights(model), before)
-    handle.detach()
+    hook.detach()
     assert not any(m._state_dict_pre_hooks or m._load_state_dict_pre_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("take", ["model", "update", "another optimizer"])
 def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str) -> None:
-    model, memory, optimizer, handle = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = learner(8, alpha=math.inf)
     train(model, optimizer, 3)
     leak = leak_of(model, memory)
-    left, gone = weakref.ref(handle), weakref.ref(optimizer)
-    del optimizer, handle
+    left, gone = weakref.ref(hook), weakref.ref(optimizer)
+    del optimizer, hook
     gc.collect()
     assert gone() is None
     assert leak() > 1e-3
@@ -253,29 +253,29 @@ def unit_steps(optimizers: list[torch.optim.Optimizer], steps: int) -> None:
 def test_of_two_optimizers_with_the_same_layers_neither_projects_what_the_other_did(split: str) -> None:
     found = []
     for every in (1, 3):
-        model, memory, _, handle = learner(1)
-        handle.detach()
+        model, memory, _, hook = learner(1)
+        hook.detach()
         named = list(model.named_parameters())
         halves = [[p for n, p in named if n.endswith(leaf)] for leaf in ("weight", "bias")]
         if split == "all twice":
             halves = [[p for _, p in named]] * 2
         optimizers = [torch.optim.SGD(half, lr=0.01) for half in halves]
-        handles = [memory.attach(optimizer, road="applied", every=every) for optimizer in optimizers]
+        hooks = [memory.attach(optimizer, mode="step", every=every) for optimizer in optimizers]
         unit_steps(list(optimizers), 4)
-        for handle in handles:
-            handle.flush()
+        for hook in hooks:
+            hook.flush()
         found.append(weights(model))
     assert_same(found[0], found[1], 1e-12)
 
 
 def test_a_bias_that_no_optimizer_has_moves_with_its_weight_and_an_update_goes_on() -> None:
-    model, memory, _, handle = learner(1)
-    handle.detach()
+    model, memory, _, hook = learner(1)
+    hook.detach()
     optimizer = torch.optim.AdamW([p for name, p in model.named_parameters() if "weight" in name], lr=0.05)
-    handle = memory.attach(optimizer, every=8)
+    hook = memory.attach(optimizer, every=8)
     bias = weights(model)["0.bias"]
     train(model, optimizer, 3)
-    with handle.projected():
+    with hook.projected():
         assert not torch.equal(weights(model)["0.bias"], bias)
     assert torch.equal(weights(model)["0.bias"], bias)
     train(model, optimizer, 2)
@@ -286,11 +286,11 @@ def test_a_bias_that_no_optimizer_has_moves_with_its_weight_and_an_update_goes_o
 
 @pytest.mark.parametrize("leaves", ["weight and bias", "the weight alone", "everything"])
 def test_a_layer_that_leaves_the_optimizer_in_between_is_projected_all_the_same(leaves: str) -> None:
-    model, memory, _, handle = learner(1, alpha=math.inf)
-    handle.detach()
+    model, memory, _, hook = learner(1, alpha=math.inf)
+    hook.detach()
     first, last = list(model[0].parameters()), list(model[3].parameters())
     optimizer = torch.optim.AdamW([{"params": first}, {"params": last}], lr=0.05)
-    handle = memory.attach(optimizer, every=8)
+    hook = memory.attach(optimizer, every=8)
     train(model, optimizer, 3)
     if leaves == "weight and bias":
         optimizer.param_groups.pop(0)
@@ -307,17 +307,17 @@ def test_a_layer_that_leaves_the_optimizer_in_between_is_projected_all_the_same(
 
 
 def test_weights_that_are_loaded_are_no_change_that_steps_have_made() -> None:
-    model, memory, optimizer, handle = learner(8)
+    model, memory, optimizer, hook = learner(8)
     other = {name: value + 1 for name, value in model.state_dict().items()}
     train(model, optimizer, 3)
     model.load_state_dict(other)
-    handle.flush()
+    hook.flush()
     memory.check(OLD.double())
     assert_same(weights(model), other)
 
 
 def test_another_memory_is_loaded_after_what_the_old_one_has_to_project() -> None:
-    model, memory, optimizer, handle = learner(8)
+    model, memory, optimizer, hook = learner(8)
     twin, _, twin_optimizer, twin_handle = learner(8)
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
@@ -325,8 +325,8 @@ def test_another_memory_is_loaded_after_what_the_old_one_has_to_project() -> Non
     twin_handle.flush()
     assert_same(weights(model), weights(twin))
     train(model, optimizer, 6, 3)
-    handle.flush()
-    assert handle.steps == 9
+    hook.flush()
+    assert hook.steps == 9
 
 
 def test_a_check_in_between_changes_nothing() -> None:
@@ -354,8 +354,8 @@ def test_16_bit_weights_have_their_masters_projected() -> None:
     [
         ({"every": 0}, "at least 1, got 0"),
         ({"every": 1.5}, "whole number"),
-        ({"every": 2, "road": "gradient"}, "every=2 needs"),
-        ({"every": 2, "road": "input"}, "every=2 needs"),
+        ({"every": 2, "mode": "gradient"}, "every=2 needs"),
+        ({"every": 2, "mode": "input"}, "every=2 needs"),
     ],
 )
 def test_a_count_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:

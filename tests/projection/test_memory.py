@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp import GradientMemory
-from sgp.projection.optim import Road
+from sgp.projection.modes import Mode
 
 
 class MLP(nn.Module):
@@ -149,8 +149,8 @@ def test_an_unknown_choice_is_refused_with_those_that_exist(setting: str, choice
 def test_an_unknown_road_is_refused_and_the_optimizer_stays_as_it_is() -> None:
     memory = learned()
     optimizer = SGD(memory.model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="road must be one of 'auto', 'applied', 'gradient', 'input'; got 'short'"):
-        memory.attach(optimizer, road="short")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="mode must be one of 'auto', 'applied', 'gradient', 'input'; got 'short'"):
+        memory.attach(optimizer, mode="short")  # type: ignore[arg-type]
     assert not optimizer._optimizer_step_pre_hooks
 
 
@@ -519,13 +519,13 @@ def projected_once(
         assert (joint @ (M * lam) @ M.T).norm() > 0.1 * joint.norm()
 
 
-@pytest.mark.parametrize("road", ["auto", "applied", "gradient", "input"])
-def test_attaching_twice_projects_once(road: Road) -> None:
+@pytest.mark.parametrize("mode", ["auto", "step", "gradient", "input"])
+def test_attaching_twice_projects_once(mode: Mode) -> None:
     memory = learned(alpha=1)  # importances below 1, so that a second projection would show
     model = memory.model
     optimizer = SGD(model.parameters(), lr=0.1)
-    handles = [memory.attach(optimizer, road=road) for _ in range(3)]
-    assert [handle.attached for handle in handles] == [False, False, True]
+    hooks = [memory.attach(optimizer, mode=mode) for _ in range(3)]
+    assert [hook.attached for hook in hooks] == [False, False, True]
     assert len(optimizer._optimizer_step_pre_hooks) == 1
     for x in torch.cat(batches(1)).split(15):
         raw = copy.deepcopy(model)
@@ -541,16 +541,16 @@ def test_a_new_optimizer_for_each_task_is_attached_and_the_old_one_is_not_kept_a
     old: list[weakref.ref[Optimizer]] = []
     for task in range(3):
         optimizer = SGD(memory.model.parameters(), lr=0.05, momentum=0.9)
-        handle = memory.attach(optimizer)
+        hook = memory.attach(optimizer)
         for x in batches(task):
             step(memory.model, optimizer, x)
         memory.update(batches(task))
-        assert handle.attached
+        assert hook.attached
         old.append(weakref.ref(optimizer))
         del optimizer
         gc.collect()
         assert old[-1]() is None
-        assert not handle.attached
+        assert not hook.attached
     assert memory.tasks == 3
 
 
@@ -572,21 +572,21 @@ def test_a_detached_optimizer_takes_raw_steps() -> None:
     memory = learned(alpha=math.inf)
     clone = copy.deepcopy(memory.model)
     optimizer, plain = SGD(memory.model.parameters(), lr=0.1), SGD(clone.parameters(), lr=0.1)
-    handle = memory.attach(optimizer)
-    handle.detach()
-    assert not handle.attached
+    hook = memory.attach(optimizer)
+    hook.detach()
+    assert not hook.attached
     for x in batches(1):
         step(memory.model, optimizer, x)
         step(clone, plain, x)
     assert_same(dict(memory.model.state_dict()), dict(clone.state_dict()))
 
 
-@pytest.mark.parametrize("road", ["auto", "applied"])
-def test_before_the_first_update_steps_are_those_of_the_optimizer(road: Any) -> None:
+@pytest.mark.parametrize("mode", ["auto", "step"])
+def test_before_the_first_update_steps_are_those_of_the_optimizer(mode: Any) -> None:
     model, clone = new_model(), new_model()
     memory = GradientMemory(model, threshold=0.9)
     optimizer, plain = SGD(model.parameters(), lr=0.1, momentum=0.9), SGD(clone.parameters(), lr=0.1, momentum=0.9)
-    memory.attach(optimizer, road=road)
+    memory.attach(optimizer, mode=mode)
     for x in batches(0):
         step(model, optimizer, x)
         step(clone, plain, x)
@@ -736,8 +736,8 @@ def test_sixteen_bit_models_work_and_the_memory_keeps_its_own_precision(
         model = new_model().to(dtype)
         memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
         optimizer = new_optimizer(model.parameters())
-        with pytest.warns(UserWarning, match="16-bit weights: the handle keeps a float32 master"):
-            handle = memory.attach(optimizer)
+        with pytest.warns(UserWarning, match="16-bit weights: the hook keeps a float32 master"):
+            hook = memory.attach(optimizer)
         data = batches(0, dtype=dtype)
         for x in data:
             step(model, optimizer, x)
@@ -749,7 +749,7 @@ def test_sixteen_bit_models_work_and_the_memory_keeps_its_own_precision(
         for x in batches(1, dtype=dtype) * 10:
             step(model, optimizer, x)
             if not keep_master:
-                handle.load_state_dict({"steps": 0, "masters": {}})
+                hook.load_state_dict({"steps": 0, "masters": {}})
         result = memory.check(data[0])
         assert {p.dtype for p in model.parameters()} == {dtype}
         assert all(0 < layer.drift < 1 for layer in result.layers)
@@ -860,7 +860,7 @@ def test_a_model_may_be_on_the_meta_device_until_it_is_loaded(how: str) -> None:
     assert_same(found[0], found[1])
 
 
-STEPS: dict[str, tuple[Callable[..., Optimizer], Road]] = {
+STEPS: dict[str, tuple[Callable[..., Optimizer], Mode]] = {
     "SGD": (lambda p: SGD(p, lr=0.05), "auto"),
     "SGD by inputs": (lambda p: SGD(p, lr=0.05), "input"),
     "SGD with momentum by inputs": (lambda p: SGD(p, lr=0.05, momentum=0.9), "input"),
@@ -868,20 +868,20 @@ STEPS: dict[str, tuple[Callable[..., Optimizer], Road]] = {
 }
 
 
-@pytest.mark.parametrize(("new_optimizer", "road"), STEPS.values(), ids=STEPS.keys())
-def test_training_leaves_no_trace_on_the_model(new_optimizer: Callable[..., Optimizer], road: Road) -> None:
+@pytest.mark.parametrize(("new_optimizer", "mode"), STEPS.values(), ids=STEPS.keys())
+def test_training_leaves_no_trace_on_the_model(new_optimizer: Callable[..., Optimizer], mode: Mode) -> None:
     model = new_model()
     keys, attributes = list(model.state_dict()), {name: set(vars(m)) for name, m in model.named_modules()}
     memory = GradientMemory(model, threshold=0.8, alpha=math.inf)
     optimizer = new_optimizer(model.parameters())
-    handle = memory.attach(optimizer, road=road)
+    hook = memory.attach(optimizer, mode=mode)
     for task in range(2):
         for x in batches(task):
             step(model, optimizer, x[:8])  # fewer rows than outputs, so that inputs may be replaced
         memory.update(batches(task))
     for x in batches(2):
         step(model, optimizer, x[:8])
-    assert ("input" in handle.road.values()) == (road == "input")
+    assert ("input" in hook.modes.values()) == (mode == "input")
 
     assert list(model.state_dict()) == keys
     assert type(model) is MLP
@@ -1092,12 +1092,12 @@ def test_a_module_that_is_replaced_by_a_copy_is_guarded_like_the_one_before() ->
     model = memory.model
     model.first = copy.deepcopy(model.first)
     optimizer = AdamW(model.parameters(), lr=0.01)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     for _ in range(20):
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
-    assert "first" in handle.road
+    assert "first" in hook.modes
     assert memory.check(batches(0)[0]).leak < 1e-4
 
 
@@ -1194,11 +1194,11 @@ def test_importances_may_be_given_and_steps_follow_them() -> None:
     memory = GradientMemory(model, threshold=0.9, alpha=math.inf)
     memory.update([torch.randn(20, 2) @ torch.randn(2, 6)])
     optimizer = SGD(model.parameters(), lr=1.0)
-    memory.attach(optimizer, road="gradient")
+    memory.attach(optimizer, mode="gradient")
     weight, basis = model.get_parameter("0.weight"), memory.subspaces["0"].basis[0]
     for share in (1.0, 0.25):
         given = torch.full_like(memory.subspaces["0"].importance, share)
-        memory.weigh({"0": given})
+        memory.set_importances({"0": given})
         given.zero_()  # what was given is copied
         before = weight.detach().clone()
         weight.grad = torch.ones_like(weight)
@@ -1206,4 +1206,4 @@ def test_importances_may_be_given_and_steps_follow_them() -> None:
         expected = -(1 - share) * torch.ones_like(weight) @ basis
         assert torch.allclose((weight.detach() - before) @ basis, expected, atol=1e-6)
     with pytest.raises(ValueError, match=r"layer '0' has importances of shape \(1, 2\), got \(1, 5\)"):
-        memory.weigh({"0": torch.ones(1, 5)})
+        memory.set_importances({"0": torch.ones(1, 5)})

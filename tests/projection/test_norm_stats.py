@@ -299,9 +299,9 @@ def test_without_an_attached_optimizer_the_statistics_move_again(how: str) -> No
     before = statistics_of(model)
     model(inputs(1))
     assert_same(statistics_of(model), before)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     if how == "detached":
-        handle.detach()
+        hook.detach()
     else:
         del optimizer
         gc.collect()

@@ -27,11 +27,11 @@ class Tied(nn.Module):
 def as_a_step_does(memory: sgp.GradientMemory, weight: nn.Parameter, change: Tensor) -> Tensor:
     """A change that an optimizer has applied, after the projection."""
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    handle = memory.attach(optimizer, road="applied")
+    hook = memory.attach(optimizer, mode="step")
     before = weight.detach().clone()
     weight.grad = -change
     optimizer.step()
-    handle.detach()
+    hook.detach()
     return weight.detach() - before
 
 

@@ -122,7 +122,7 @@ def learns(optimizer_of: Callable[[nn.Module], Optimizer], **options: Any) -> Ou
     spread(model, **options)
     memory = memory_of(model)
     optimizer = optimizer_of(model)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     memory.update([mine(batch(seed)) for seed in range(3)])
     first = memory.state_dict()["fingerprints"]
     train(model, optimizer, range(3, 23))
@@ -135,8 +135,8 @@ def learns(optimizer_of: Callable[[nn.Module], Optimizer], **options: Any) -> Ou
         "fingerprints": first,
         "digest": storage.digest(memory.state_dict()),
         "ranks": {name: space.rank.tolist() for name, space in memory.subspaces.items()},
-        "roads": handle.road,
-        "reasons": handle.reason,
+        "modes": hook.modes,
+        "reasons": hook.reasons,
         "drift": [check.drift, by_reference.drift, *(layer.drift for layer in check.layers)],
         "held": [layer.held for layer in check.layers],
         "leak": check.leak,
@@ -193,17 +193,17 @@ def of_uneven_loaders() -> Outcome:
 def seldom(peeks: bool) -> dict[str, Tensor]:
     model, memory = learner()
     optimizer = adamw(model)
-    handle = memory.attach(optimizer, every=4)
+    hook = memory.attach(optimizer, every=4)
     memory.update([mine(batch(0))])
     for seed in range(10):
         train(model, optimizer, range(seed, seed + 1))
         if peeks:
-            with handle.projected(), torch.no_grad():
+            with hook.projected(), torch.no_grad():
                 model(mine(batch(0)))
     model.eval()
     with torch.no_grad():
         model(mine(batch(0)))  # leaves some of the weights gathered
-    handle.flush()
+    hook.flush()
     return weights(model)
 
 
@@ -216,11 +216,11 @@ def in_bfloat16() -> Outcome:
     spread(model)
     memory = memory_of(model)
     optimizer = adamw(model)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     memory.update([mine(batch(0))])
     before = weights(model)
     train(model, optimizer, range(8))
-    masters = handle.state_dict()["masters"]
+    masters = hook.state_dict()["masters"]
     rounded = all(
         torch.equal(master.bfloat16(), get_local(model.get_parameter(name))) for name, master in masters.items()
     )
@@ -259,7 +259,7 @@ def interrupted(out: Path) -> Outcome:
     train(model, optimizer, range(3, 8))
     states = get_state_dict(model, optimizer)
     dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=out / "checkpoint")
-    handle = next(memory._protection.handles()).state_dict()
+    hook = next(memory._protection.hooks()).state_dict()
     if dist.get_rank() == 0:
         memory.save(out / "checkpoint" / "memory.safetensors")
     dist.barrier()
@@ -274,7 +274,7 @@ def interrupted(out: Path) -> Outcome:
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     memory = memory_of(model)
     memory.load(out / "checkpoint" / "memory.safetensors")
-    memory.attach(optimizer, every=3).load_state_dict(handle)
+    memory.attach(optimizer, every=3).load_state_dict(hook)
     return outcome | {"resumed": end(model, memory, optimizer)}
 
 
@@ -421,8 +421,8 @@ def test_the_gathered_weights_are_those_of_one_process(run: Callable[[], Outcome
         assert outcome["leak"] < 1e-5
         assert len(outcome["edits"]) > len(outcome["ranks"])  # biases too
         assert max(outcome["edits"]) < 1e-5
-    road = "applied" if run is with_adamw else "gradient"
-    assert set(ours["roads"].values()) == {road}
+    mode = "step" if run is with_adamw else "gradient"
+    assert set(ours["modes"].values()) == {mode}
     assert ("sharded" in ours["reasons"]["narrow"]) == (run is with_sgd)
 
 

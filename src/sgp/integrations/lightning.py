@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from sgp.integrations.optimizers import attach_all
-from sgp.projection import GradientMemory, Handle
+from sgp.projection import GradientMemory, OptimizerHook
 from sgp.projection.collect import evaluation_pass, make_forward
-from sgp.projection.optim import Road
+from sgp.projection.modes import Mode
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -41,7 +41,7 @@ class GradientMemoryCallback(Callback):
         forward: runs one batch of the training data, as in ``memory.update``; without it the memory's model does. It
             is tried on the first batch, so that it does not fail after training.
         update: False leaves the update to you.
-        road: as in ``memory.attach``.
+        mode: as in ``memory.attach``.
         every: as in ``memory.attach``. A validation sees projected weights.
     """
 
@@ -53,7 +53,7 @@ class GradientMemoryCallback(Callback):
         mask: Callable[[Any], Tensor | None] | None = None,
         forward: Callable[[Any], Any] | None = None,
         update: bool = True,
-        road: Road = "auto",
+        mode: Mode = "auto",
         every: int = 1,
     ) -> None:
         self.memory = memory
@@ -61,9 +61,9 @@ class GradientMemoryCallback(Callback):
         self.mask = mask
         self.forward = forward
         self.update = update
-        self.road = road
+        self.mode = mode
         self.every = every
-        self.handles: list[Handle] = []
+        self.hooks: list[OptimizerHook] = []
         self._loaded: dict[str, Any] | None = None
         self._is_updated = False
         self._is_tried = False
@@ -72,7 +72,7 @@ class GradientMemoryCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, and go on from a checkpoint if the trainer does."""
         self._evaluation.close()  # of a training that a validation broke off
-        self.handles = attach_all(self.memory, trainer.optimizers, road=self.road, every=self.every)
+        self.hooks = attach_all(self.memory, trainer.optimizers, mode=self.mode, every=self.every)
         self._is_updated = self._is_tried = False
         self._restore()
 
@@ -85,8 +85,8 @@ class GradientMemoryCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Weights as they would be projected now."""
-        for handle in self.handles:
-            self._evaluation.enter_context(handle.projected())
+        for hook in self.hooks:
+            self._evaluation.enter_context(hook.projected())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Training goes on from the weights it had. Lightning's own checkpoints come after this."""
@@ -97,9 +97,9 @@ class GradientMemoryCallback(Callback):
         try:
             self._update(trainer, pl_module)
         finally:
-            for handle in self.handles:
-                handle.detach()
-            self.handles = []
+            for hook in self.hooks:
+                hook.detach()
+            self.hooks = []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A checkpoint of the end of training, from which nothing is trained any more, may lack the update."""
@@ -109,8 +109,8 @@ class GradientMemoryCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning puts into a checkpoint."""
-        handles = [handle.state_dict() for handle in self.handles]
-        return {"memory": self.memory.state_dict(), "handles": handles, "updated": self._is_updated}
+        hooks = [hook.state_dict() for hook in self.hooks]
+        return {"memory": self.memory.state_dict(), "hooks": hooks, "updated": self._is_updated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What Lightning found in a checkpoint; used once the weights are there too."""
@@ -121,9 +121,9 @@ class GradientMemoryCallback(Callback):
         if state is None:
             return
         self.memory.load_state_dict(state["memory"])
-        self._is_updated = state["updated"] and not self.handles
-        for handle, saved in zip(self.handles, state["handles"], strict=False):
-            handle.load_state_dict(saved)
+        self._is_updated = state["updated"] and not self.hooks
+        for hook, saved in zip(self.hooks, state["hooks"], strict=False):
+            hook.load_state_dict(saved)
 
     def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.update or self._is_updated:

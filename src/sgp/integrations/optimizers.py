@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from sgp.projection import GradientMemory, Handle
+from sgp.projection import GradientMemory, OptimizerHook
 
 
-def attach_all(memory: GradientMemory, optimizers: Iterable[Optimizer], **options: Any) -> list[Handle]:
+def attach_all(memory: GradientMemory, optimizers: Iterable[Optimizer], **options: Any) -> list[OptimizerHook]:
     """Attach a memory to those optimizers that hold parameters of its model.
 
     Raises:

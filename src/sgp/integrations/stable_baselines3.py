@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sgp.integrations.optimizers import attach_all
-from sgp.projection import GradientMemory, Handle
+from sgp.projection import GradientMemory, OptimizerHook
 from sgp.projection.collect import evaluation_pass, preserve_random_state
-from sgp.projection.optim import Road
+from sgp.projection.modes import Mode
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
@@ -39,7 +39,7 @@ class GradientMemoryCallback(BaseCallback):
         forward: runs a batch of observations; without it the policy does. What it does not reach, such as the critic
             of SAC, needs one.
         update: False leaves the update to you.
-        road: as in ``memory.attach``.
+        mode: as in ``memory.attach``.
         batch: how many observations at a time.
     """
 
@@ -50,7 +50,7 @@ class GradientMemoryCallback(BaseCallback):
         samples: int = 1024,
         forward: Callable[[Any], Any] | None = None,
         update: bool = True,
-        road: Road = "auto",
+        mode: Mode = "auto",
         batch: int = 256,
         verbose: int = 0,
     ) -> None:
@@ -61,14 +61,14 @@ class GradientMemoryCallback(BaseCallback):
         self.samples = samples
         self.forward = forward
         self.update = update
-        self.road = road
+        self.mode = mode
         self.batch = batch
-        self.handles: list[Handle] = []
+        self.hooks: list[OptimizerHook] = []
         self._seen: Observations | None = None
 
     def _on_training_start(self) -> None:
         found = (getattr(module, "optimizer", None) for module in self.model.policy.modules())
-        self.handles = attach_all(self.memory, [o for o in found if isinstance(o, Optimizer)], road=self.road)
+        self.hooks = attach_all(self.memory, [o for o in found if isinstance(o, Optimizer)], mode=self.mode)
         self._seen = None
 
     def _on_step(self) -> bool:
@@ -83,9 +83,9 @@ class GradientMemoryCallback(BaseCallback):
     def _on_training_end(self) -> None:
         if self.update:
             self._update()
-        for handle in self.handles:
-            handle.detach()
-        self.handles = []
+        for hook in self.hooks:
+            hook.detach()
+        self.hooks = []
 
     def _update(self) -> None:
         policy, seen, self._seen = self.model.policy, self._seen, None

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from sgp import storage
-from sgp.projection import GradientMemory, Handle
+from sgp.projection import GradientMemory, OptimizerHook
 from sgp.projection.collect import evaluation_pass, get_mask, make_forward
-from sgp.projection.optim import Road
+from sgp.projection.modes import Mode
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -42,7 +42,7 @@ class GradientMemoryCallback(TrainerCallback):
         forward: runs one batch of the training data; the trainer's model does without it. It is tried when training
             begins, so that it does not fail after it; data that can only be streamed are not.
         update: False leaves the update to you, for instance because it should see other data.
-        road: as in ``memory.attach``.
+        mode: as in ``memory.attach``.
         every: as in ``memory.attach``. An evaluation sees projected weights; the end of an epoch and a checkpoint
             project as well.
         checkpoint: the folder that training resumes from, where that is not in the trainer's ``output_dir``.
@@ -56,7 +56,7 @@ class GradientMemoryCallback(TrainerCallback):
         mask: Callable[[Any], Tensor | None] | None = None,
         forward: Callable[[Any], Any] | None = None,
         update: bool = True,
-        road: Road = "auto",
+        mode: Mode = "auto",
         every: int = 1,
         checkpoint: str | Path | None = None,
     ) -> None:
@@ -65,10 +65,10 @@ class GradientMemoryCallback(TrainerCallback):
         self.mask = mask
         self.forward = forward
         self.update = update
-        self.road = road
+        self.mode = mode
         self.every = every
         self.checkpoint = checkpoint
-        self.handle: Handle | None = None
+        self.hook: OptimizerHook | None = None
         self._evaluation = ExitStack()
 
     def on_train_begin(
@@ -78,10 +78,10 @@ class GradientMemoryCallback(TrainerCallback):
         self._evaluation.close()  # of a training that an evaluation broke off
         if self.update:
             self._try(args, kwargs["model"], kwargs["train_dataloader"])
-        self.handle = self.memory.attach(kwargs["optimizer"], road=self.road, every=self.every)
+        self.hook = self.memory.attach(kwargs["optimizer"], mode=self.mode, every=self.every)
         if state.global_step > 0:
             folder = Path(self.checkpoint) if self.checkpoint else _folder(args, state)
-            self._load(folder, self.handle)
+            self._load(folder, self.hook)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -91,29 +91,29 @@ class GradientMemoryCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Project what an evaluation or a checkpoint will see. In all processes, of which one writes the file."""
-        if self.handle is None:
+        if self.hook is None:
             return
         # Whether to save the best may be known only after the evaluation.
         if control.should_save or (control.should_evaluate and args.save_strategy == "best"):
-            self.handle.flush()
+            self.hook.flush()
         elif control.should_evaluate:
-            self._evaluation.enter_context(self.handle.projected())
+            self._evaluation.enter_context(self.hook.projected())
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Project: other weights may be loaded after the last epoch."""
         self._evaluation.close()
-        if self.handle is not None:
-            self.handle.flush()
+        if self.hook is not None:
+            self.hook.flush()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write memory and handle beside the trainer's own files."""
-        if self.handle is None or not state.is_world_process_zero:
+        """Write memory and hook beside the trainer's own files."""
+        if self.hook is None or not state.is_world_process_zero:
             return
         folder = _folder(args, state)
-        handle = {"format": storage.FORMAT, "handle": self.handle.state_dict(), "weights": self._digest()}
-        storage.write(folder / HANDLE, handle)
+        hook = {"format": storage.FORMAT, "hook": self.hook.state_dict(), "weights": self._digest()}
+        storage.write(folder / HANDLE, hook)
         self.memory.save(folder / MEMORY)
 
     def on_train_end(
@@ -124,9 +124,9 @@ class GradientMemoryCallback(TrainerCallback):
             if self.update:
                 self._update(kwargs["model"], kwargs["train_dataloader"])
         finally:
-            if self.handle is not None:
-                self.handle.detach()
-                self.handle = None
+            if self.hook is not None:
+                self.hook.detach()
+                self.hook = None
 
     def _try(self, args: TrainingArguments, model: nn.Module, batches: DataLoader[Any]) -> None:
         from accelerate.utils import send_to_device  # the Trainer needs it, this module does not
@@ -145,7 +145,7 @@ class GradientMemoryCallback(TrainerCallback):
         with evaluation_pass(model, batches):  # the memory's model may be a part of it
             self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
 
-    def _load(self, folder: Path, handle: Handle) -> None:
+    def _load(self, folder: Path, hook: OptimizerHook) -> None:
         missing = [name for name in (HANDLE, MEMORY) if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(
@@ -153,14 +153,14 @@ class GradientMemoryCallback(TrainerCallback):
                 "GradientMemoryCallback(checkpoint=...) the folder it resumes from, or resume from an earlier one if "
                 "this was not finished"
             )
-        saved = storage.read(folder / HANDLE, "saved handle")
+        saved = storage.read(folder / HANDLE, "saved hook")
         if saved["weights"] != self._digest():
             raise ValueError(
                 f"the memory in {str(folder)!r} was saved with other weights than the model has now: give "
                 "GradientMemoryCallback(checkpoint=...) the folder that training resumes from"
             )
         self.memory.load(folder / MEMORY)
-        handle.load_state_dict(saved["handle"])
+        hook.load_state_dict(saved["hook"])
 
     def _digest(self) -> str:
         """Tells the trained weights apart from those of other checkpoints."""

@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.fisher import fisher_of_samples, in_mode, with_drawn_labels
 from sgp.methods.method import Batch, Method, NormStatistics, beside_parameters, check_choices
-from sgp.projection.layout import Layout, layout_of
 from sgp.projection.norm_stats import FrozenNormStatistics
+from sgp.projection.scan import Scan, ScanRules, scan_model
 
 BIAS_BOUND = 1.0
 
@@ -103,9 +103,10 @@ class BLIP(Method[BLIPSettings]):
         self.anchor: dict[str, Tensor] = {}
         # The least and the most of each parameter while a task is trained; found at its first step.
         self._ranges: dict[str, tuple[Tensor, Tensor]] | None = None
-        self._statistics = FrozenNormStatistics(lambda: True)
+        self._statistics = FrozenNormStatistics()
+        self._statistics.users.add(self)
         self._handles: list[RemovableHandle] = []
-        for name in self._scales(self._layout()):
+        for name in self._scales(self._scan()):
             dtype = network.get_parameter(name).dtype
             most = round(-math.log2(torch.finfo(dtype).eps))
             if settings.max_bits > most:
@@ -143,8 +144,8 @@ class BLIP(Method[BLIPSettings]):
         self._statistics.restore()
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        layout = self._layout()
-        scales = self._scales(layout)
+        scan = self._scan()
+        scales = self._scales(scan)
         parameters = {name: self.network.get_parameter(name) for name in scales}
         if self.settings.fisher_labels == "drawn":
             log_likelihood = with_drawn_labels(self.network, log_likelihood)
@@ -157,11 +158,11 @@ class BLIP(Method[BLIPSettings]):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 self._take_in(name, parameter, scales[name], fisher[name])
-        for name in self._frozen(layout):
+        for name in self._frozen(scan):
             self.anchor[name] = self.network.get_parameter(name).detach().clone()
         self.tasks += 1
         self._ranges = None
-        self._hold_statistics(layout)
+        self._hold_statistics(scan)
 
     def _take_in(self, name: str, parameter: Tensor, scale: _Scale, fisher: Tensor) -> None:
         old = self.fisher.get(name, torch.full_like(fisher, scale.prior))
@@ -176,8 +177,8 @@ class BLIP(Method[BLIPSettings]):
 
     def _find_ranges(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The least and the most that each entry of a parameter may be while a task is trained."""
-        layout, ranges = self._layout(), {}
-        for name, scale in self._scales(layout).items():
+        scan, ranges = self._scan(), {}
+        for name, scale in self._scales(scan).items():
             limit = self.network.get_parameter(name).new_tensor(scale.bound * (1 - 0.5**self.settings.max_bits))
             ranges[name] = (-limit, limit)
             if name in self.bits:
@@ -185,29 +186,29 @@ class BLIP(Method[BLIPSettings]):
                 # Without a frozen bit it may go anywhere, also from where it was kept.
                 reach = torch.where(bits == 0, 2.0, 1 / _two_to(bits, anchor)) * scale.bound
                 ranges[name] = ((anchor - reach).clamp(min=-limit), (anchor + reach).clamp(max=limit))
-        held = [name for name in self._frozen(layout) if name in self.anchor]
+        held = [name for name in self._frozen(scan) if name in self.anchor]
         return ranges | {name: (self.anchor[name], self.anchor[name]) for name in held}
 
-    def _layout(self) -> Layout:
-        return layout_of(self.network, exclude=self.exclude, bias="protect", rest="freeze", strict=False)
+    def _scan(self) -> Scan:
+        return scan_model(self.network, ScanRules(tuple(self.exclude)))
 
-    def _scales(self, layout: Layout) -> dict[str, _Scale]:
+    def _scales(self, scan: Scan) -> dict[str, _Scale]:
         """Every parameter that has bits, by name."""
         found = {}
-        for guard in layout.guards.values():
-            groups, outputs, inputs = guard.block.view_matrix(self.network.get_parameter(guard.weight)).shape
+        for layer in scan.layers.values():
+            groups, outputs, inputs = layer.block.view_matrix(layer.weight.tensor).shape
             n = inputs if self.settings.fan == "in" else max(inputs, groups * outputs)
-            found[guard.weight] = _Scale(self.settings.bound / math.sqrt(n), self.settings.fisher_prior * n)
-            if guard.bias is not None:
-                found[guard.bias] = _Scale(BIAS_BOUND, self.settings.fisher_prior * n)
+            found[layer.weight.name] = _Scale(self.settings.bound / math.sqrt(n), self.settings.fisher_prior * n)
+            if layer.bias is not None:
+                found[layer.bias.name] = _Scale(BIAS_BOUND, self.settings.fisher_prior * n)
         return found
 
-    def _frozen(self, layout: Layout) -> list[str]:
+    def _frozen(self, scan: Scan) -> list[str]:
         """Every other parameter that trains, by name."""
-        return [name for name in layout.frozen if self.network.get_parameter(name).requires_grad]
+        return [name for name in scan.frozen if self.network.get_parameter(name).requires_grad]
 
-    def _hold_statistics(self, layout: Layout) -> None:
-        self._statistics.freeze({name: self.network.get_submodule(name) for name in layout.statistics})
+    def _hold_statistics(self, scan: Scan) -> None:
+        self._statistics.freeze({name: self.network.get_submodule(name) for name in scan.norm_modules})
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -224,7 +225,7 @@ class BLIP(Method[BLIPSettings]):
         self.tasks, self.bits, self.fisher, self.anchor = state["tasks"], bits, fisher, anchor
         self._ranges = None
         if self.tasks:
-            self._hold_statistics(self._layout())
+            self._hold_statistics(self._scan())
 
     def bytes(self) -> dict[str, int]:
         parts = {"bits": self.bits, "fisher": self.fisher, "anchors": self.anchor}
@@ -234,7 +235,7 @@ class BLIP(Method[BLIPSettings]):
     def free(self) -> dict[str, float]:
         """Of the bits of each layer's weight."""
         shares = {name: 1 - float(bits.float().mean()) / self.settings.max_bits for name, bits in self.bits.items()}
-        return {guard.name: shares.get(guard.weight, 1.0) for guard in self._layout().guards.values()}
+        return {name: shares.get(layer.weight.name, 1.0) for name, layer in self._scan().layers.items()}
 
 
 def _two_to(bits: Tensor, like: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
 from sgp.methods.method import Batch
 from sgp.methods.replay import ReplaySettings, example_rows, joined
 from sgp.methods.supervised import Moment, Supervised
-from sgp.projection import GradientMemory, Subspace
+from sgp.projection import GradientMemory
 from sgp.projection.gram import InputGram
-from sgp.projection.layout import Guard, layout_of
-from sgp.projection.subspace import Bases
+from sgp.projection.layer import ProtectedLayer
+from sgp.projection.scan import ScanRules, scan_model
+from sgp.projection.subspace import Bases, Choice, Subspace
 
 # Of the sigmoid that keeps soft weights between 0 and 1.
 STEEPNESS = 10.0
@@ -70,12 +71,12 @@ class FSDGPMSettings(GPMSettings, ReplaySettings):
 class FreshMemory(GradientMemory):
     """A gradient memory that begins anew with each update."""
 
-    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
-        return super()._grow(Subspace.empty(start.groups, start.dimension), statistic, threshold)
+    def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
+        return super().grow_bases(Subspace.empty(bases.groups, bases.dimension), gram, threshold, choose)
 
 
-def _is_by_rows(guard: Guard) -> bool:
-    return guard.layer_type.is_linear and len(guard.sources) == 1
+def _is_by_rows(layer: ProtectedLayer) -> bool:
+    return layer.layer_type.is_linear and len(layer.sources) == 1
 
 
 def _summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -109,8 +110,8 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.buffer = Reservoir(settings.memory_size)
-        self._layout = layout_of(network, exclude=exclude, bias=settings.bias, rest=settings.norms, strict=False)
-        refuse_embeddings(self.name, self._layout)
+        self._scan = scan_model(network, ScanRules(tuple(exclude), settings.bias, settings.norms))
+        refuse_embeddings(self.name, self._scan)
         # By layer: lambda, or u of which lambda is the sigmoid; and momentum of that.
         self._soft: dict[str, Tensor] = {}
         self._soft_momentum: dict[str, Tensor] = {}
@@ -134,7 +135,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
 
     def attach(self, optimizer: Optimizer) -> None:
         # The gradients of steps uphill must be whole, so that inputs may not be replaced.
-        self.memory.attach(optimizer, road="gradient", every=self.settings.project_every)
+        self.memory.attach(optimizer, mode="gradient", every=self.settings.project_every)
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # All rates fall together.
@@ -235,13 +236,13 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         That of a linear layer is D^T (X M diag(lambda) M^T); see sgp.methods.calls.
         """
         inputs, labels = batch
-        guards = {name: self._layout.guards[name] for name in spaces}
-        by_rows = {name: guard for name, guard in guards.items() if _is_by_rows(guard)}
-        modules = {name: self.network.get_submodule(guard.sources[0].module) for name, guard in by_rows.items()}
+        layers = {name: self._scan.layers[name] for name in spaces}
+        by_rows = {name: layer for name, layer in layers.items() if _is_by_rows(layer)}
+        modules = {name: self.network.get_submodule(layer.sources[0].module) for name, layer in by_rows.items()}
         with recorded(modules) as calls:
             logits = torch.func.functional_call(self.network, weights, (inputs, head))
-        frozen = self._layout.frozen if self.memory.tasks else {}
-        apart = {*frozen, *(name for guard in by_rows.values() for name in guard.parameters)}
+        frozen = self._scan.frozen if self.memory.tasks else {}
+        apart = {*frozen, *(parameter.name for layer in by_rows.values() for parameter in layer.parameters)}
         asked = {name: weight for name, weight in weights.items() if weight.requires_grad and name not in apart}
         edges: list[Any] = [*asked.values(), *(call.output for call in calls)]  # torch takes both together
         found = torch.autograd.grad(
@@ -251,7 +252,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
             allow_unused=True,
         )
         directions = {name: g for name, g in zip(asked, found, strict=False) if g is not None}
-        inside = [self._projected(guards[name], spaces[name], directions) for name in spaces if name not in by_rows] + [
+        inside = [self._projected(layers[name], spaces[name], directions) for name in spaces if name not in by_rows] + [
             self._projected_rows(by_rows[call.layer], spaces[call.layer], call.input, D)
             for call, D in zip(calls, found[len(asked) :], strict=True)
             if D is not None
@@ -260,30 +261,30 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
         clip = self.settings.clip
         return directions if clip == math.inf else {n: step.clamp(-clip, clip) for n, step in directions.items()}
 
-    def _projected(self, guard: Guard, space: Subspace, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _projected(self, layer: ProtectedLayer, space: Subspace, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The part of a layer's gradient that lies along its bases."""
-        if guard.weight not in gradients:
+        if layer.weight.name not in gradients:
             return {}
-        block, gradient = guard.block, gradients[guard.weight]
-        offset = None if guard.bias is None else gradients[guard.bias]
+        block, gradient = layer.block, gradients[layer.weight.name]
+        offset = None if layer.bias is None else gradients[layer.bias.name]
         part, part_of_bias = space.compute_blocked_part(
             block.view_matrix(gradient), None if offset is None else block.view_bias(offset)
         )
-        parts = {guard.weight: block.embed_matrix(part, gradient)}
-        if guard.bias is not None and offset is not None and part_of_bias is not None:
-            parts[guard.bias] = block.embed_bias(part_of_bias, offset)
+        parts = {layer.weight.name: block.embed_matrix(part, gradient)}
+        if layer.bias is not None and offset is not None and part_of_bias is not None:
+            parts[layer.bias.name] = block.embed_bias(part_of_bias, offset)
         return parts
 
-    def _projected_rows(self, guard: Guard, space: Subspace, rows: Tensor, D: Tensor) -> dict[str, Tensor]:
+    def _projected_rows(self, layer: ProtectedLayer, space: Subspace, rows: Tensor, D: Tensor) -> dict[str, Tensor]:
         """The same from a linear layer's inputs and the gradient of its outputs."""
         rows, D = rows.reshape(-1, rows.shape[-1]), D.reshape(-1, D.shape[-1])
         if not self.settings.second_order:
             rows = rows.detach()
-        ones = None if guard.bias is None else rows.new_ones(1, len(rows))
+        ones = None if layer.bias is None else rows.new_ones(1, len(rows))
         part, part_of_constant = space.compute_blocked_part(rows.unsqueeze(0), ones)
-        parts = {guard.weight: D.mT @ part[0]}
-        if guard.bias is not None and part_of_constant is not None:
-            parts[guard.bias] = D.mT @ part_of_constant[0]
+        parts = {layer.weight.name: D.mT @ part[0]}
+        if layer.bias is not None and part_of_constant is not None:
+            parts[layer.bias.name] = D.mT @ part_of_constant[0]
         return parts
 
     def _weighted(self, soft: Mapping[str, Tensor]) -> dict[str, Subspace]:
@@ -314,4 +315,4 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
 
     def _weigh(self) -> None:
         """Let the memory project with the soft weights as they are."""
-        self.memory.weigh(self.soft_weights())
+        self.memory.set_importances(self.soft_weights())

@@ -18,9 +18,10 @@ from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
-from sgp.projection.layout import Layout
-from sgp.projection.optim import Handle, Road
-from sgp.projection.subspace import Bases, find_minimal_rank
+from sgp.projection.hook import OptimizerHook
+from sgp.projection.modes import Mode
+from sgp.projection.scan import Scan
+from sgp.projection.subspace import Bases, Choice, find_minimal_rank
 
 N = TypeVar("N", int, float)
 # A curve over the bases of a layer is written down at so many of them.
@@ -70,28 +71,32 @@ class WatchedMemory(GradientMemory):
     """A gradient memory that remembers how strong the last task was along each direction.
 
     Attributes:
-        spectra: by layer, singular values of the task along old bases (Eq. 6, 7) and of what these leave (Eq. 4).
+        spectra: Singular values of the task by layer: along old bases (Eq. 6, 7) and of what these leave (Eq. 4).
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.spectra: dict[str, Tensor] = {}
-        self._seen: dict[int, Tensor] = {}
+        self._spectrum_of: dict[int, tuple[Bases, Tensor]] = {}
 
-    def _grown(
-        self, statistics: Mapping[str, InputGram], thresholds: Mapping[str, float], known: Mapping[str, Bases]
-    ) -> dict[str, Bases]:
-        grown = super()._grown(statistics, thresholds, known)
-        self.spectra |= {name: self._seen[id(each)] for name, each in statistics.items() if id(each) in self._seen}
-        self._seen.clear()
-        return grown
+    @property
+    def spectra(self) -> dict[str, Tensor]:
+        alive = {id(subspace) for subspace in self.subspaces.values()}
+        self._spectrum_of = {key: pair for key, pair in self._spectrum_of.items() if key in alive}
+        found = {name: self._spectrum_of.get(id(subspace)) for name, subspace in self.subspaces.items()}
+        return {name: pair[1] for name, pair in found.items() if pair is not None}
 
-    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
-        def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
-            self._seen[id(statistic)] = torch.cat([old, new], dim=-1).flatten().sqrt()
+    def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
+        spectrum = torch.zeros(0)
+
+        def observe(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
+            nonlocal spectrum
+            spectrum = torch.cat([old, new], dim=-1).flatten().sqrt()
             return find_minimal_rank(new, total, threshold)
 
-        return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
+        grown = super().grow_bases(bases, gram, threshold, choose or observe)
+        if len(spectrum):
+            self._spectrum_of[id(grown)] = grown, spectrum
+        return grown
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ class GPM(Method[GPMSettings]):
             # The run's own checkpoint has the weights.
             anchor=False,
         )
-        self._handle: Handle | None = None
+        self._handle: OptimizerHook | None = None
         self._steps = 0  # of optimizers before the one that is attached
         if isinstance(settings.memory_samples, dict):  # better now than after a task has been trained
             layers = [layer.layer for layer in self.memory.capacity().layers]
@@ -163,10 +168,10 @@ class GPM(Method[GPMSettings]):
 
     def attach(self, optimizer: Optimizer) -> None:
         # The gradient of several processes is a sum, which the inputs of no single one account for.
-        road: Road = "auto" if ProcessGroup().size == 1 else "applied"
+        mode: Mode = "auto" if ProcessGroup().size == 1 else "step"
         if self._handle is not None:
             self._steps = self._handle.steps
-        self._handle = self.memory.attach(optimizer, road=road, every=self.settings.project_every)
+        self._handle = self.memory.attach(optimizer, mode=mode, every=self.settings.project_every)
         self._handle.steps = self._steps  # counted over the whole run
 
     def settle(self) -> None:
@@ -175,7 +180,7 @@ class GPM(Method[GPMSettings]):
 
     @property
     def statistics(self) -> NormStatistics:
-        return "each" if self.memory.tasks and self.memory.rest == "freeze" else "one"
+        return "each" if self.memory.tasks and self.memory.rules.rest == "freeze" else "one"
 
     @property
     def consolidation_batch(self) -> int:
@@ -250,10 +255,10 @@ def curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
     return [(position, float(f"{falling[position - 1]:.4g}")) for position in at]
 
 
-def refuse_embeddings(method: str, layout: Layout) -> None:
-    """Raise if a layout guards an embedding, for methods that compute with bases that are vectors."""
-    for name, guard in layout.guards.items():
-        if guard.layer_type.is_lookup:
+def refuse_embeddings(method: str, scan: Scan) -> None:
+    """Raise if an embedding is protected, for methods that compute with bases that are vectors."""
+    for name, layer in scan.layers.items():
+        if layer.layer_type.is_lookup:
             raise TypeError(f"{name!r} is an embedding, whose bases are tokens, and {method} has no form for those")
 
 

@@ -17,8 +17,9 @@ from sgp.methods.supervised import Moment, Supervised
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.gram import InputGram
-from sgp.projection.layout import Guard, layout_of
-from sgp.projection.subspace import Bases, compute_coefficients, find_minimal_rank
+from sgp.projection.layer import ProtectedLayer
+from sgp.projection.scan import ScanRules, scan_model
+from sgp.projection.subspace import Bases, Choice, compute_coefficients, find_minimal_rank
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ class UnionMemory(GradientMemory):
         """They have been taken over."""
         self._space_of.clear()
 
-    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
-        assert isinstance(start, Subspace)
-        taken = torch.zeros(start.basis.shape[0], start.basis.shape[2], dtype=torch.bool)
+    def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
+        assert isinstance(bases, Subspace)
+        taken = torch.zeros(bases.basis.shape[0], bases.basis.shape[2], dtype=torch.bool)
 
-        def choose(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
+        def choose_strongest(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
             energies, order = torch.cat([old, new], dim=-1).sort(dim=-1, descending=True, stable=True)
             count = find_minimal_rank(energies, total, threshold)
             first = torch.arange(order.shape[-1]) < count.unsqueeze(-1)
@@ -115,13 +116,14 @@ class UnionMemory(GradientMemory):
             taken.copy_(members[:, : old.shape[-1]])
             return members[:, old.shape[-1] :].sum(-1)
 
-        grown = start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
+        grown = super().grow_bases(bases, gram, threshold, choose or choose_strongest)
+        assert isinstance(grown, Subspace)
         outside = grown.basis[..., :0]
         if self.without_strongest:
-            grown, outside = _without_first_new(start, grown)
+            grown, outside = _without_first_new(bases, grown)
         column = torch.arange(grown.basis.shape[2])
-        new = (column >= start.rank.unsqueeze(-1)) & (column < grown.rank.unsqueeze(-1))
-        old = F.pad(taken, (0, len(column) - taken.shape[1])) & (column < start.rank.unsqueeze(-1))
+        new = (column >= bases.rank.unsqueeze(-1)) & (column < grown.rank.unsqueeze(-1))
+        old = F.pad(taken, (0, len(column) - taken.shape[1])) & (column < bases.rank.unsqueeze(-1))
         self._space_of[id(grown)] = (grown, Space(old | new, outside))
         return grown
 
@@ -198,17 +200,17 @@ class TRGP(GPM, Supervised[GPMSettings]):
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.memory.without_strongest = settings.appended == "all-but-strongest"
-        layout = layout_of(network, exclude=exclude, bias=settings.bias, rest=settings.norms, strict=False)
-        refuse_embeddings(self.name, layout)
+        scan = scan_model(network, ScanRules(tuple(exclude), settings.bias, settings.norms))
+        refuse_embeddings(self.name, scan)
         unscaled = [settings.unscaled] if settings.unscaled else []
-        check_patterns(network, unscaled, "unscaled", layout.guards)
+        check_patterns(network, unscaled, "unscaled", scan.layers)
         # A weight that meets inputs on both sides has no one space.
-        self._guards = {
-            name: guard
-            for name, guard in layout.guards.items()
-            if guard.weight not in layout.two_sided and not find_pattern(name, unscaled)
+        self._layers = {
+            name: layer
+            for name, layer in scan.layers.items()
+            if not layer.is_two_sided and not find_pattern(name, unscaled)
         }
-        self._first_layer = next(iter(layout.guards))
+        self._first_layer = next(iter(scan.layers))
         self._scales = nn.ParameterDict()
         self._trained = nn.ModuleDict({"network": network, "scales": self._scales})
         self._head: str | None = None
@@ -251,10 +253,10 @@ class TRGP(GPM, Supervised[GPMSettings]):
 
     def effective_weight(self, layer: str, head: int) -> tuple[Tensor, Tensor | None]:
         """W_eff of a layer for a task as matrices [groups, out, inputs], and the bias if it is protected with W."""
-        guard = self._guards[layer]
+        own = self._layers[layer]
         regions = self._regions if str(head) == self._head else self._regions_of(str(head))
-        weight, bias = self._matrices(guard)
-        change, bias_change = self._change(guard, regions.get(layer, []))
+        weight, bias = self._matrices(own)
+        change, bias_change = self._change(own, regions.get(layer, []))
         return weight + change, None if bias is None or bias_change is None else bias + bias_change
 
     def state_dict(self) -> dict[str, Any]:
@@ -310,7 +312,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
             if sum(len(labels) for _, labels in lots) >= wanted:
                 break
         inputs, labels = (torch.cat(parts)[:wanted] for parts in zip(*lots, strict=True))
-        names = {name for guard in self._guards.values() for name in guard.parameters}
+        names = {parameter.name for layer in self._layers.values() for parameter in layer.parameters}
         parameters = {name: parameter for name, parameter in self.network.named_parameters() if name in names}
         was_training = self.network.training
         self.network.eval()
@@ -321,23 +323,23 @@ class TRGP(GPM, Supervised[GPMSettings]):
             self.network.train(was_training)
         gradients = dict(zip(parameters, found, strict=True))
         trusted: dict[str, list[str]] = {}
-        for layer, guard in self._guards.items():
-            gradient = gradients[guard.weight]
+        for name, layer in self._layers.items():
+            gradient = gradients[layer.weight.name]
             if gradient is None:
                 continue
-            matrix = guard.block.view_matrix(gradient)
-            offset = None if guard.bias is None else gradients[guard.bias]
-            vector = None if offset is None else guard.block.view_bias(offset)
+            matrix = layer.block.view_matrix(gradient)
+            offset = None if layer.bias is None else gradients[layer.bias.name]
+            vector = None if offset is None else layer.block.view_bias(offset)
             whole = torch.cat([matrix.flatten(), *([] if vector is None else [vector.flatten()])]).norm()
             norms = {
-                old: float(compute_coefficients(self._space(old, layer), matrix, vector).norm())
+                old: float(compute_coefficients(self._space(old, name), matrix, vector).norm())
                 for old, learned in self._learned.items()
-                if layer in learned.spaces
+                if name in learned.spaces
             }
             best = sorted(norms, key=lambda old: -norms[old])[: self.settings.trust_tasks]
             chosen = [old for old in best if norms[old] > self.settings.trust_threshold * float(whole)]
             if chosen:
-                trusted[layer] = chosen
+                trusted[name] = chosen
         if self.settings.scaling == "by-first-layer" and self._first_layer not in trusted:
             return {}
         return trusted
@@ -363,7 +365,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
                     inside = saved[layer][head].get("inside")
                 elif self.settings.appended == "all":
                     with torch.no_grad():
-                        inside = compute_coefficients(space, *self._matrices(self._guards[layer]))
+                        inside = compute_coefficients(space, *self._matrices(self._layers[layer]))
                 self._regions[layer].append(Region(head, space, scale, inside))
 
     def _regions_of(self, head: str) -> dict[str, list[Region]]:
@@ -378,21 +380,21 @@ class TRGP(GPM, Supervised[GPMSettings]):
         """The network with scaled weights."""
         replaced: dict[str, Tensor] = {}
         with ExitStack() as stack:
-            for layer, found in regions.items():
-                guard = self._guards[layer]
-                if guard.layer_type.is_linear and len(guard.sources) == 1:
-                    module = self.network.get_submodule(guard.sources[0].module)
-                    hook = module.register_forward_hook(self._added(guard, found))
+            for name, found in regions.items():
+                layer = self._layers[name]
+                if layer.layer_type.is_linear and len(layer.sources) == 1:
+                    module = self.network.get_submodule(layer.sources[0].module)
+                    hook = module.register_forward_hook(self._added(layer, found))
                     stack.callback(hook.remove)
                 else:
-                    self._replace(guard, found, replaced)
+                    self._replace(layer, found, replaced)
             logits: Tensor = torch.func.functional_call(self.network, replaced, (inputs, head))
             return logits
 
-    def _added(self, guard: Guard, regions: Sequence[Region]) -> Callable[..., Tensor]:
+    def _added(self, layer: ProtectedLayer, regions: Sequence[Region]) -> Callable[..., Tensor]:
         """A hook that adds to a linear layer's output what the scales add to its weight."""
         # Once, though the layer may be called more often.
-        insides = [self._inside(guard, region)[0] for region in regions]
+        insides = [self._inside(layer, region)[0] for region in regions]
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             (x,) = args
@@ -400,35 +402,35 @@ class TRGP(GPM, Supervised[GPMSettings]):
             for region, inside in zip(regions, insides, strict=True):
                 space = region.space[0]
                 along_space = x @ space[:width]
-                if guard.bias is not None:
+                if layer.bias is not None:
                     along_space = along_space + space[width]
                 output = output + (along_space @ region.scale[0].mT) @ inside.mT
             return output
 
         return hook
 
-    def _replace(self, guard: Guard, regions: Sequence[Region], replaced: dict[str, Tensor]) -> None:
+    def _replace(self, layer: ProtectedLayer, regions: Sequence[Region], replaced: dict[str, Tensor]) -> None:
         """Put a layer's W_eff among the parameters that replace others."""
-        change, bias_change = self._change(guard, regions)
-        weight = self.network.get_parameter(guard.weight)
-        replaced[guard.weight] = replaced.get(guard.weight, weight) + guard.block.embed_matrix(change, weight)
-        if guard.bias is not None and bias_change is not None:
-            bias = self.network.get_parameter(guard.bias)
-            replaced[guard.bias] = replaced.get(guard.bias, bias) + guard.block.embed_bias(bias_change, bias)
+        change, bias_change = self._change(layer, regions)
+        weight = self.network.get_parameter(layer.weight.name)
+        replaced[layer.weight.name] = replaced.get(layer.weight.name, weight) + layer.block.embed_matrix(change, weight)
+        if layer.bias is not None and bias_change is not None:
+            bias = self.network.get_parameter(layer.bias.name)
+            replaced[layer.bias.name] = replaced.get(layer.bias.name, bias) + layer.block.embed_bias(bias_change, bias)
 
-    def _change(self, guard: Guard, regions: Sequence[Region]) -> tuple[Tensor, Tensor | None]:
+    def _change(self, layer: ProtectedLayer, regions: Sequence[Region]) -> tuple[Tensor, Tensor | None]:
         """W_eff - W of a layer, by factors: nothing larger than W is ever formed."""
-        weight, bias = self._matrices(guard)
+        weight, bias = self._matrices(layer)
         change = weight.new_zeros(*weight.shape[:2], weight.shape[2] + (bias is not None))
         for region in regions:
-            change = torch.baddbmm(change, self._inside(guard, region) @ region.scale, region.space.mT)
+            change = torch.baddbmm(change, self._inside(layer, region) @ region.scale, region.space.mT)
         return change[..., : weight.shape[2]], None if bias is None else change[..., -1]
 
-    def _inside(self, guard: Guard, region: Region) -> Tensor:
+    def _inside(self, layer: ProtectedLayer, region: Region) -> Tensor:
         """W S of a layer. [groups, out, k]"""
-        return compute_coefficients(region.space, *self._matrices(guard)) if region.inside is None else region.inside
+        return compute_coefficients(region.space, *self._matrices(layer)) if region.inside is None else region.inside
 
-    def _matrices(self, guard: Guard) -> tuple[Tensor, Tensor | None]:
+    def _matrices(self, layer: ProtectedLayer) -> tuple[Tensor, Tensor | None]:
         """A layer's weight as matrices, and the bias that is protected with it."""
-        bias = None if guard.bias is None else guard.block.view_bias(self.network.get_parameter(guard.bias))
-        return guard.block.view_matrix(self.network.get_parameter(guard.weight)), bias
+        bias = None if layer.bias is None else layer.block.view_bias(self.network.get_parameter(layer.bias.name))
+        return layer.block.view_matrix(self.network.get_parameter(layer.weight.name)), bias

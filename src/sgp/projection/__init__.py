@@ -1,10 +1,10 @@
 """Scaled gradient projection for any PyTorch model and any optimizer; depends on torch alone."""
 
-from sgp.projection.capacity import Capacity, LayerCapacity
+from sgp.projection.capacity import Capacity, LayerCapacity, Summary
 from sgp.projection.check import Check, LayerCheck
+from sgp.projection.hook import OptimizerHook
 from sgp.projection.layer_types import Block, LayerType, register_layer
 from sgp.projection.memory import GradientMemory
-from sgp.projection.optim import Handle
 from sgp.projection.subspace import Numerics, Subspace
 
 __all__ = [
@@ -12,11 +12,12 @@ __all__ = [
     "Capacity",
     "Check",
     "GradientMemory",
-    "Handle",
     "LayerCapacity",
     "LayerCheck",
     "LayerType",
     "Numerics",
+    "OptimizerHook",
     "Subspace",
+    "Summary",
     "register_layer",
 ]

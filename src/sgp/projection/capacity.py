@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sgp.projection.layout import Layout
-from sgp.projection.subspace import Bases
+from sgp.projection.layer import ProtectedLayer
+from sgp.projection.protected_model import ProtectedModel
+from sgp.projection.scan import NOT_TRAINED
 
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """One guarded block.
+    """One protected layer.
 
     Attributes:
-        layer: its name.
-        bases: how many bases it has.
-        dimension: how many it can have: its input dimension, the constant of a protected bias included.
-        blocked: how many have importance 1.
-        free: one minus the mean importance over all dimensions.
-        bytes: what its bases and importances take; a subspace shared between blocks counts with the first.
-        shares: the layer whose subspace this is, if not its own.
+        layer: Name of the layer.
+        bases: Number of its bases.
+        dimension: Largest possible number: the input dimension, with the constant input of a protected bias.
+        blocked: Number of bases of importance 1.
+        free: One minus the mean importance over all dimensions.
+        bytes: Bytes of bases and importances; a subspace that layers share counts with the first of them.
+        shares: Name of the layer whose subspace this is; None if it is the layer's own.
     """
 
     layer: str
@@ -43,11 +46,11 @@ class Capacity:
     """A whole memory.
 
     Attributes:
-        layers: the guarded blocks, in the model's order.
-        frozen: parameter -> why it does not move after the first task.
-        free: parameter -> why it moves without protection.
-        tied: weight -> the modules that have it, where they are several. It is projected for the inputs of each.
-        two_sided: those of the tied weights that an embedding and an output layer meet from both sides.
+        layers: Protected layers, in the model's order.
+        frozen: Parameter -> why it does not move after the first task.
+        free: Parameter -> why it moves without protection.
+        tied: Weight -> the modules that have it, where there are several. It is projected for the inputs of each.
+        two_sided: Tied weights that an embedding and an output layer use from both sides.
     """
 
     layers: list[LayerCapacity]
@@ -62,101 +65,186 @@ class Capacity:
         return sum(layer.bytes for layer in self.layers)
 
 
-def capacity_of(
-    layout: Layout,
-    subspaces: Mapping[str, Bases],
-    dimensions: Mapping[str, tuple[int, int]],
-    owners: Mapping[str, Sequence[str]],
-) -> Capacity:
-    """Sum a memory up.
+def measure_capacity(protected: ProtectedModel) -> Capacity:
+    """Return what is protected of a model and how much room is left."""
+    scan = protected.scan
+    statistics = [f"{name}.{leaf}" for name in scan.norm_modules for leaf in ("running_mean", "running_var")]
+    tied = {weight: names for weight, names in find_owners(protected).items() if len(names) > 1}
+    two_sided = {layer.weight.name for layer in scan.layers.values() if layer.is_two_sided}
+    return Capacity(
+        _measure_layers(scan.layers.values()),
+        frozen=scan.frozen | dict.fromkeys(statistics, "norm statistics"),
+        free=dict(scan.free),
+        tied=tied,
+        two_sided=[weight for weight in tied if weight in two_sided],
+    )
 
-    Args:
-        layout: of the model.
-        subspaces: by guard.
-        dimensions: groups and dimension of each guard, for those without bases.
-        owners: of each guarded weight, the modules that have it.
-    """
-    layers = []
-    owner: dict[int, str] = {}
-    for name in layout.guards:
-        groups, dimension = dimensions[name]
-        subspace = subspaces.get(name)
+
+def _measure_layers(layers: Iterable[ProtectedLayer]) -> list[LayerCapacity]:
+    measured = []
+    first_of: dict[int, str] = {}
+    for layer in layers:
+        subspace, dimension = layer.subspace, layer.groups * layer.dimension
         if subspace is None:
-            layers.append(LayerCapacity(name, 0, groups * dimension, 0, 1.0, 0))
+            measured.append(LayerCapacity(layer.name, 0, dimension, 0, 1.0, 0))
             continue
-        first = owner.setdefault(id(subspace), name)
-        layers.append(
+        first = first_of.setdefault(id(subspace), layer.name)
+        measured.append(
             LayerCapacity(
-                layer=name,
+                layer=layer.name,
                 bases=int(subspace.rank.sum()),
-                dimension=groups * dimension,
+                dimension=dimension,
                 blocked=subspace.blocked,
                 free=subspace.free,
-                bytes=subspace.nbytes if first == name else 0,
-                shares=None if first == name else first,
+                bytes=subspace.nbytes if first == layer.name else 0,
+                shares=None if first == layer.name else first,
             )
         )
-    statistics = [f"{name}.{leaf}" for name in layout.statistics for leaf in ("running_mean", "running_var")]
-    tied = {weight: list(names) for weight, names in owners.items() if len(names) > 1}
-    return Capacity(
-        layers,
-        frozen=layout.frozen | dict.fromkeys(statistics, "running statistics, norm"),
-        free=dict(layout.free),
-        tied=tied,
-        two_sided=[weight for weight in tied if weight in layout.two_sided],
-    )
+    return measured
 
 
-def print_table(capacity: Capacity, tasks: int, console: Console) -> None:
-    """The memory as a table, then every parameter that it does not protect and why."""
-    table = Table(
-        title=f"GradientMemory after {tasks} task{'s' * (tasks != 1)}",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.add_column("layer", overflow="fold")
-    for heading in ("bases / dim", "fully blocked", "free", "bytes"):
-        table.add_column(heading, justify="right", no_wrap=True)
+def find_owners(protected: ProtectedModel) -> dict[str, list[str]]:
+    """Return for each protected weight the modules that have it and for whose inputs it is protected."""
+    places: dict[int, list[str]] = {}
+    for name, parameter in protected.model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name.rpartition(".")[0])
+    owners: dict[str, list[str]] = {}
+    for layer in protected.layers.values():
+        candidates = places.get(id(layer.weight.tensor), []) if layer.weight.is_present else []
+        # The weight of a block may belong to a module inside the block's module.
+        inside = [p or "(model)" for p in candidates if any(_is_inside(p, source.module) for source in layer.sources)]
+        found = owners.setdefault(layer.weight.name, [])
+        found += [place for place in inside if place not in found]
+    return owners
+
+
+def _is_inside(name: str, module: str) -> bool:
+    return not module or name == module or name.startswith(f"{module}.")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A memory as a table, and every parameter that it does not protect with the reason.
+
+    Print it, evaluate it in a notebook, or convert it with :meth:`to_dict`.
+    """
+
+    capacity: Capacity
+    tasks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures of all layers as plain values."""
+        return {"tasks": self.tasks, "bytes": self.capacity.bytes} | asdict(self.capacity)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=max(80, *(len(row[0]) + 56 for row in _make_rows(self.capacity))))
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        capacity = self.capacity
+        yield self._make_table()
+        sharing: dict[str, list[str]] = {}
+        for layer in capacity.layers:
+            sharing.setdefault(layer.shares or layer.layer, []).append(layer.layer)
+        shared = _count_names([", ".join(map(_generalize, names)) for names in sharing.values() if len(names) > 1])
+        yield _list_names("Layers that read the same input share their bases:", shared)
+        tied = [
+            ", ".join(names) + (" (used from both sides)" if weight in capacity.two_sided else "")
+            for weight, names in capacity.tied.items()
+        ]
+        yield _list_names("Layers that share one weight, which is projected for the inputs of each:", tied)
+        # A parameter that was never trained, such as the base of a LoRA, is not frozen by the memory.
+        frozen = {name: why for name, why in capacity.frozen.items() if why != NOT_TRAINED}
+        yield _list_reasons("Frozen after the first task", frozen)
+        yield _list_reasons("Not protected: moves freely, so what it does for old tasks drifts", capacity.free)
+
+    def _make_table(self) -> Table:
+        table = Table(
+            title=f"GradientMemory after {self.tasks} task{'s' * (self.tasks != 1)}",
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("layer", no_wrap=True)
+        for heading in ("layers", "bases / dim", "blocked", "free", "bytes"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in _make_rows(self.capacity):
+            table.add_row(Text(row[0]), *row[1:])
+        table.add_section()
+        table.add_row("total", str(len(self.capacity.layers)), "", "", "", format_bytes(self.capacity.bytes))
+        if any(layer.shares for layer in self.capacity.layers):
+            table.caption = "shared: the bases of a layer above, which counts their bytes"
+        return table
+
+
+def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
+    """Return a row for each kind of layers: those whose names differ in numbers only."""
+    kinds: dict[tuple[str, int, bool], list[LayerCapacity]] = {}
     for layer in capacity.layers:
-        size = "shared" if layer.shares else _bytes(layer.bytes)
-        bases = f"{layer.bases} / {layer.dimension}"
-        table.add_row(Text(layer.layer), bases, str(layer.blocked), f"{layer.free:.1%}", size)
-    table.add_section()
-    table.add_row("total", "", "", "", _bytes(capacity.bytes))
-    if any(layer.shares for layer in capacity.layers):
-        table.caption = "shared: the bases of a layer above, which counts their bytes"
-    console.print(table)
-    groups: dict[str, list[str]] = {}
-    for layer in capacity.layers:
-        groups.setdefault(layer.shares or layer.layer, []).append(layer.layer)
-    if any(len(members) > 1 for members in groups.values()):
-        console.print("Layers that read the same input share their bases:", style="bold")
-        for members in groups.values():
-            if len(members) > 1:
-                console.print(Padding(Text(", ".join(members)), (0, 0, 0, 2)))
-    if capacity.tied:
-        console.print("Layers that have one weight, which is projected for the inputs of each:", style="bold")
-        for weight, members in capacity.tied.items():
-            sides = " (met from both sides)" if weight in capacity.two_sided else ""
-            console.print(Padding(Text(", ".join(members) + sides), (0, 0, 0, 2)))
-    for title, names in (
-        ("Frozen after the first task", capacity.frozen),
-        ("Not protected: moves freely, so what it does for old tasks drifts", capacity.free),
-    ):
-        if not names:
-            continue
-        console.print(f"{title}:", style="bold")
-        by_reason: dict[str, list[str]] = {}
-        for name, reason in names.items():
-            by_reason.setdefault(reason, []).append(name)
-        for reason, members in by_reason.items():
-            console.print(Padding(Text(reason), (0, 0, 0, 2)))
-            console.print(Padding(Text(", ".join(members)), (0, 0, 0, 4)))
+        kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
+    return [
+        (
+            layers[0].layer if len(layers) == 1 else name,
+            str(len(layers)),
+            f"{_format_range([layer.bases for layer in layers])} / {dimension}",
+            _format_range([layer.blocked for layer in layers]),
+            _format_percentages([layer.free for layer in layers]),
+            format_bytes(sum(layer.bytes for layer in layers)) if is_own else "shared",
+        )
+        for (name, dimension, is_own), layers in kinds.items()
+    ]
 
 
-def _bytes(count: int) -> str:
+def _generalize(name: str) -> str:
+    """Return a name with a star for each part that is a number."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _count_names(names: Sequence[str]) -> list[str]:
+    """Return each name once, with its count where there are several."""
+    counts = {name: names.count(name) for name in names}
+    return [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
+
+
+def _list_names(title: str, names: Sequence[str]) -> Group:
+    if not names:
+        return Group()
+    return Group(Text(title, style="bold"), *(Padding(Text(name), (0, 0, 0, 2)) for name in names))
+
+
+def _list_reasons(title: str, reasons: Mapping[str, str]) -> Group:
+    """Return parameters by reason; those whose names differ in numbers only are counted."""
+    if not reasons:
+        return Group()
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(name)
+    lines: list[Padding] = []
+    for reason, names in by_reason.items():
+        kinds = [_generalize(name) for name in names]
+        shown = [kind if kinds.count(kind) > 1 else name for kind, name in zip(kinds, names, strict=True)]
+        lines.append(Padding(Text(reason), (0, 0, 0, 2)))
+        lines.append(Padding(Text(", ".join(_count_names(shown))), (0, 0, 0, 4)))
+    return Group(Text(f"{title}:", style="bold"), *lines)
+
+
+def _format_range(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _format_percentages(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.1%}", f"{max(values):.1%}"
+    return least if least == most else f"{least} to {most}"
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes with a unit that keeps it short."""
     size = float(count)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

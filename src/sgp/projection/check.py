@@ -1,8 +1,9 @@
-"""What training has done to a batch since the last update: leak into the protected space, output drift."""
+"""What training has done to a batch since the last update: leak into the protected space, drift of the outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,40 +11,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sgp.projection.anchor import extend_rows, has_grown, list_tensors
 from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward
 from sgp.projection.distributed import ProcessGroup
-from sgp.projection.layout import Guard
-from sgp.projection.protection import Protection
+from sgp.projection.gram import InputGram
+from sgp.projection.layer import ProtectedLayer, iterate_parameters
+from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.sharded import distribute_like, gather_whole, get_local
 
-# A weight that has changed by less than this share of itself has only been rounded.
+# A change is rounding if it is less than this share of the weight,
 ROUNDING = 2.0**-20
+# or if its entries are less than this in the mean: a step that is projected away leaves such a rest in a weight that
+# was zero.
+ROUNDING_OF_ENTRIES = 2.0**-24
 
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One guarded block.
+    """One protected layer.
 
     Attributes:
-        layer: its name.
-        held: share of the energy of this batch's inputs that lies in the block's bases.
-        leak: share of the weight change that lies along bases of importance 1, where nothing may move.
-        drift: |dW x| / |W x| over this batch: how far the change moves the block's output for these inputs.
+        layer: Name of the layer.
+        captured: Share of the energy of this batch's inputs that lies in the layer's bases.
+        leak: Share of the weight change that lies along bases of importance 1, where nothing may move.
+        drift: |dW x| / |W x| over this batch: how far the change moves the layer's output for these inputs.
     """
 
     layer: str
-    held: float
+    captured: float
     leak: float
     drift: float
 
 
 @dataclass(frozen=True)
 class Check:
-    """A batch's outputs now against the reference weights.
+    """A batch's outputs now, compared with those of the reference weights.
 
     Attributes:
-        drift: relative change of the model's outputs.
-        layers: the same per block.
+        drift: Relative change of the model's outputs.
+        layers: The same per layer.
     """
 
     drift: float
@@ -51,144 +57,153 @@ class Check:
 
     @property
     def leak(self) -> float:
-        """The largest leak of any block."""
+        """The largest leak of any layer."""
         return max((layer.leak for layer in self.layers), default=0.0)
 
     def __str__(self) -> str:
         width = max([len("layer"), *(len(layer.layer) for layer in self.layers)])
         lines = [
             f"outputs drifted by {self.drift:.2e}",
-            f"{'layer':<{width}} {'held':>8} {'leak':>9} {'drift':>9}",
+            f"{'layer':<{width}} {'captured':>8} {'leak':>9} {'drift':>9}",
         ]
         for layer in self.layers:
-            lines.append(f"{layer.layer:<{width}} {layer.held:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
+            lines.append(f"{layer.layer:<{width}} {layer.captured:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
         return "\n".join(lines)
 
 
-def check(
-    protection: Protection,
+def measure_changes(
+    protected: ProtectedModel,
     batch: Any,
     reference: Mapping[str, Tensor],
     forward: Callable[[Any], Any] | None,
     mask: Callable[[Any], Tensor | None] | None = None,
 ) -> Check:
-    """Measure one batch against a reference state dict; ``forward`` and ``mask`` as in an update."""
-    model = protection.model
-    guards = [guard for guard in protection.layout.guards.values() if guard.name in protection.subspaces]
-    team = ProcessGroup(protection.is_sharded)  # then its forward passes are of all processes together
-    team.run_together(partial(refuse_unfit, reference, protection, guards))
-    names = [guard.name for guard in guards]
-    statistics = team.run_together(
-        partial(
-            collect_inputs,
-            model,
-            [batch],
-            guards,
-            forward=forward,
-            mask=mask,
-            samples=dict.fromkeys(names),
-            precise=dict.fromkeys(names, True),
-            in_step=team.run_in_lockstep if protection.is_sharded else None,
-        )
+    """Compare what a model does with a batch with what it does under reference weights.
+
+    Args:
+        protected: Model with its protected layers.
+        batch: As in an update.
+        reference: Weights to compare with, by name.
+        forward: As in an update.
+        mask: As in an update.
+    """
+    model = protected.model
+    layers = [layer for layer in protected.layers.values() if layer.subspace is not None]
+    # The forward passes of a sharded model are of all processes together.
+    processes = ProcessGroup(protected.is_sharded)
+    processes.run_together(partial(check_reference, reference, layers))
+    collect = partial(
+        collect_inputs,
+        model,
+        [batch],
+        layers,
+        forward=forward,
+        mask=mask,
+        samples={layer.name: None for layer in layers},
+        precise={layer.name: True for layer in layers},
+        in_step=processes.run_in_lockstep if protected.is_sharded else None,
     )
+    grams = processes.run_together(collect)
     run = forward or make_forward(model)
-    present = tensors_of(model)
-    reference = {name: lengthened(value, present.get(name, value)) for name, value in reference.items()}
-    then_laid_out = {name: distribute_like(value, present.get(name, value)) for name, value in reference.items()}
-    with evaluation_pass(model, ()), protection.unflushed():
-        now = _outputs(run(batch))
-        try:
-            model.load_state_dict(then_laid_out, strict=False)
-            then = _outputs(run(batch))
-        finally:
-            model.load_state_dict(present, strict=False)
-        layers = []
-        protection.reshard()
-        for guard in guards:
-            old = _joint(guard, reference)
-            new = _joint(guard, {name: protection.parameter(name) for name in guard.parameters})
-            if guard.name not in statistics:
-                continue
-            statistic, subspace = statistics[guard.name], protection.subspaces[guard.name]
-            change = new - old.to(new.device)
-            energy = float(statistic.compute_energy().sum())
-            moved = float(change.norm())
-            if moved <= ROUNDING * float(old.norm()):  # a layer that is full does not move but for rounding
-                moved = 0.0
-            layers.append(
-                LayerCheck(
-                    layer=guard.name,
-                    held=_ratio(float(subspace.compute_captured_energy(statistic).sum()), energy),
-                    leak=_ratio(float(subspace.compute_blocked_coefficients(*_split(change, guard)).norm()), moved),
-                    drift=_ratio(
-                        float(statistic.compute_energy_through(change).sum()) ** 0.5,
-                        float(statistic.compute_energy_through(old).sum()) ** 0.5,
-                    ),
-                )
-            )
-    drifted = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
+    with evaluation_pass(model, ()):
+        now = _list_outputs(run(batch))
+        protected.reshard()
+        with swap_weights(model, reference):
+            then = _list_outputs(run(batch))
+            protected.reshard()
+    checks = [_check_layer(layer, grams[layer.name], reference) for layer in layers if layer.name in grams]
+    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
     size = sum(float(b.double().square().sum()) for b in then) ** 0.5
-    return Check(_ratio(drifted, size), layers)
+    return Check(_divide(difference, size), checks)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of a model's parameters and buffers, as they are: a state dict would be projected first."""
-    named = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    return {name: value.detach().clone() for name, value in named.items()}
-
-
-def refuse_unfit(reference: Mapping[str, Tensor], protection: Protection, guards: Sequence[Guard]) -> None:
-    """Raise if a reference lacks a guarded weight, has one of another shape, or is the model's own."""
-    for name in {name for guard in guards for name in guard.parameters}:
+def check_reference(reference: Mapping[str, Tensor], layers: Sequence[ProtectedLayer]) -> None:
+    """Raise if a reference lacks a protected parameter, has one of another shape, or is the model's own."""
+    for parameter in iterate_parameters(layers):
+        name, tensor = parameter.name, parameter.tensor
         if name not in reference:
             raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
-        given, own = get_local(reference[name]), protection.get_local(name)
-        if own.numel() and given.data_ptr() == own.data_ptr():
+        given, own = get_local(reference[name]), parameter.local
+        if own.numel() and given.device == own.device and given.data_ptr() == own.data_ptr():
             raise ValueError(
                 "reference: these are the model's own tensors, which training changes; keep a copy, "
                 "copy.deepcopy(model.state_dict())"
             )
-        then, now = reference[name].shape, protection.parameter(name).shape
-        if then != now and not has_grown(reference[name], protection.parameter(name)):
-            raise ValueError(f"reference: {name!r} has shape {tuple(then)}, the model's has {tuple(now)}")
+        if reference[name].shape != tensor.shape and not has_grown(reference[name], tensor):
+            then, now = tuple(reference[name].shape), tuple(tensor.shape)
+            raise ValueError(f"reference: {name!r} has shape {then}, the model's has {now}")
 
 
-def has_grown(then: Tensor, now: Tensor) -> bool:
-    """Whether a parameter has more rows than it had, as where a vocabulary has grown."""
-    return then.dim() > 0 and then.shape[1:] == now.shape[1:] and len(then) < len(now)
+@contextmanager
+def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the body with other values in a model's parameters and buffers.
+
+    They are copied into the tensors themselves: ``load_state_dict`` would drop names that wrappers have changed, and
+    run hooks.
+
+    Args:
+        model: Any module.
+        weights: Values by name; tensors that are missing stay as they are.
+    """
+    tensors = {name: tensor for name, tensor in list_tensors(model).items() if name in weights}
+    kept = {name: get_local(tensor).clone() for name, tensor in tensors.items()}
+    try:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                value = distribute_like(extend_rows(weights[name], tensor).to(tensor.device), tensor)
+                get_local(tensor).copy_(get_local(value))
+        torch.clear_autocast_cache()  # it knows weights by their identity
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                get_local(tensor).copy_(kept[name])
+        torch.clear_autocast_cache()
 
 
-def lengthened(then: Tensor, now: Tensor) -> Tensor:
-    """A reference of a parameter that has grown since, with the new rows as they are now: none of them has drifted."""
-    if not isinstance(then, Tensor) or not has_grown(then, now):
-        return then
-    return torch.cat([gather_whole(then).to(now), gather_whole(now)[len(then) :]])
-
-
-def _joint(guard: Guard, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
-    matrix = guard.block.view_matrix(gather_whole(parameters[guard.weight])).double()
-    if guard.bias is None:
-        return matrix
-    return torch.cat(
-        [matrix, guard.block.view_bias(gather_whole(parameters[guard.bias])).double().unsqueeze(-1)], dim=-1
+def _check_layer(layer: ProtectedLayer, gram: InputGram, reference: Mapping[str, Tensor]) -> LayerCheck:
+    subspace = layer.subspace
+    assert subspace is not None
+    new = _join(layer, {parameter.name: parameter.tensor for parameter in layer.parameters})
+    earlier = {p.name: extend_rows(reference[p.name], p.tensor) for p in layer.parameters}
+    old = _join(layer, earlier).to(new.device)
+    change = new - old
+    moved = float(change.norm())
+    # A layer that is full moves by rounding only, which is no leak.
+    rounding = max(ROUNDING * float(old.norm()), ROUNDING_OF_ENTRIES * change.numel() ** 0.5)
+    leaked = float(subspace.compute_blocked_coefficients(*_split(layer, change)).norm())
+    return LayerCheck(
+        layer=layer.name,
+        captured=_divide(float(subspace.compute_captured_energy(gram).sum()), float(gram.compute_energy().sum())),
+        leak=_divide(leaked, moved) if moved > rounding else 0.0,
+        drift=_divide(
+            float(gram.compute_energy_through(change).sum()) ** 0.5,
+            float(gram.compute_energy_through(old).sum()) ** 0.5,
+        ),
     )
 
 
-def _split(matrix: Tensor, guard: Guard) -> tuple[Tensor, Tensor | None]:
-    """What :func:`_joint` joined."""
-    return (matrix, None) if guard.bias is None else (matrix[..., :-1], matrix[..., -1])
+def _join(layer: ProtectedLayer, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
+    matrix = layer.block.view_matrix(gather_whole(tensors[layer.weight.name])).double()
+    if layer.bias is None:
+        return matrix
+    bias = layer.block.view_bias(gather_whole(tensors[layer.bias.name])).double()
+    return torch.cat([matrix, bias.unsqueeze(-1)], dim=-1)
 
 
-def _ratio(part: float, whole: float) -> float:
+def _split(layer: ProtectedLayer, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias of a matrix that :func:`_join` made."""
+    return (matrix, None) if layer.bias is None else (matrix[..., :-1], matrix[..., -1])
+
+
+def _divide(part: float, whole: float) -> float:
     return part / whole if whole != 0 else 0.0
 
 
-def _outputs(value: Any) -> list[Tensor]:
-    found = list(_tensors(value))
+def _list_outputs(value: Any) -> list[Tensor]:
+    """Return copies of the tensors in a model's output."""
+    found = [tensor.clone() for tensor in _iterate_outputs(value)]
     if not found:
         raise TypeError(
             f"an output of type {type(value).__name__} has no floating point tensor to compare: give "
@@ -197,14 +212,14 @@ def _outputs(value: Any) -> list[Tensor]:
     return found
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All floating point tensors in an output of nested tuples, lists and dicts."""
+def _iterate_outputs(value: Any) -> Iterator[Tensor]:
+    """Yield all floating point tensors in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from _iterate_outputs(item)
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from _iterate_outputs(item)

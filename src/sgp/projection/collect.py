@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
 from torch.utils.data import DataLoader, SequentialSampler
 
+from sgp.projection.caller_warning import warn_caller
 from sgp.projection.gram import InputGram
+from sgp.projection.layer import ProtectedLayer
 from sgp.projection.layer_types import LayerType, get_layer_type
-from sgp.projection.layout import Guard
 from sgp.projection.sharded import find_fsdp_modules, reshard
 from sgp.projection.tokens import TokenCounts
 
@@ -28,7 +28,7 @@ BYTES_PER_CHUNK = 64 * 2**20
 def collect_inputs(
     model: nn.Module,
     batches: Iterable[Any],
-    guards: Sequence[Guard],
+    guards: Sequence[ProtectedLayer],
     *,
     forward: Callable[[Any], Any] | None = None,
     samples: Mapping[str, int | None],
@@ -77,7 +77,7 @@ class _Collector:
     def __init__(
         self,
         model: nn.Module,
-        guards: Sequence[Guard],
+        guards: Sequence[ProtectedLayer],
         samples: Mapping[str, int | None],
         precise: Mapping[str, bool],
         mask: Callable[[Any], Tensor | None] | None,
@@ -95,7 +95,9 @@ class _Collector:
         self._busy = True  # but while a batch is watched
         self._breaks_off = breaks_off
         self._failure: Exception | None = None
-        self._readers: dict[str, list[tuple[Guard, str]]] = {}  # module -> its guards and the input that each reads
+        self._readers: dict[
+            str, list[tuple[ProtectedLayer, str]]
+        ] = {}  # module -> its guards and the input that each reads
         for guard in guards:
             for source in guard.sources:
                 self._readers.setdefault(source.module, []).append((guard, source.input))
@@ -147,7 +149,7 @@ class _Collector:
                 stack.callback(handle.remove)
             yield
 
-    def _hook(self, name: str, readers: list[tuple[Guard, str]]) -> Callable[..., None]:
+    def _hook(self, name: str, readers: list[tuple[ProtectedLayer, str]]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._busy or self._failure is not None:  # a layer type may call the module itself to see an inner input
                 return
@@ -166,7 +168,7 @@ class _Collector:
 
         return hook
 
-    def _read(self, name: str, guard: Guard, module: nn.Module, tensor: Tensor) -> None:
+    def _read(self, name: str, guard: ProtectedLayer, module: nn.Module, tensor: Tensor) -> None:
         """A guard sees a tensor: it is taken in once for all guards that have read the same ones so far."""
         shared = self._shared.get(guard.name)
         if shared is None:
@@ -212,7 +214,7 @@ class _Collector:
                 self._shared[name] = branch
         shared.settle()
 
-    def _kind(self, guard: Guard, module: nn.Module) -> Hashable:
+    def _kind(self, guard: ProtectedLayer, module: nn.Module) -> Hashable:
         """What guards must agree in to share; None for a tied weight, which gathers from several modules."""
         if len(guard.sources) > 1:
             return None
@@ -220,7 +222,7 @@ class _Collector:
         is_across = guard.sources[0].module in self._across
         return unfolding, guard.bias is None, self._precise[guard.name], self._samples[guard.name], is_across
 
-    def _wanted(self, guard: Guard, items: int) -> int:
+    def _wanted(self, guard: ProtectedLayer, items: int) -> int:
         """How many items along dimension 0 of an input belong to the samples that a guard still wants."""
         limit = self._samples[guard.name]
         if limit is None or self._batch is None or limit - self.seen >= self._batch:
@@ -246,14 +248,14 @@ class _Collector:
             tensor = tensor.unsqueeze(0)
         return tensor.expand(self._batch, *tensor.shape[1:]) if len(tensor) == 1 else tensor
 
-    def _empty(self, guard: Guard, module: nn.Module, tensor: Tensor) -> InputGram:
+    def _empty(self, guard: ProtectedLayer, module: nn.Module, tensor: Tensor) -> InputGram:
         layer_type = _type_of(module)
         if layer_type.is_lookup:
-            return TokenCounts(self._model.get_parameter(guard.weight).shape[0])
+            return TokenCounts(guard.weight.tensor.shape[0])
         groups, _, inputs = layer_type.unfold_rows(module, tensor[:1]).shape
         return InputGram(groups, inputs, constant=guard.bias is not None, precise=self._precise[guard.name])
 
-    def _add(self, name: str, guard: Guard, module: nn.Module, statistic: InputGram, tensor: Tensor) -> None:
+    def _add(self, name: str, guard: ProtectedLayer, module: nn.Module, statistic: InputGram, tensor: Tensor) -> None:
         layer_type = _type_of(module)
         tensor = self._by_sample(name, layer_type, tensor)
         wanted = self._wanted(guard, len(tensor))
@@ -478,10 +480,9 @@ def find_sampler(batches: Iterable[Any]) -> object:
 def warn_unless_shuffled(batches: Iterable[Any]) -> None:
     """Some samples of sorted data do not stand for all of them."""
     if isinstance(batches, DataLoader) and isinstance(find_sampler(batches), SequentialSampler):
-        warnings.warn(
+        warn_caller(
             "samples= takes the first samples of a loader that does not shuffle: if the data are sorted, "
-            "by class for instance, they do not stand for the task",
-            stacklevel=3,
+            "by class for instance, they do not represent the task"
         )
 
 

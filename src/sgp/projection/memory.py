@@ -1,61 +1,73 @@
-"""GradientMemory: the subspaces of a whole model, and everything a user does with them."""
+"""GradientMemory: the subspaces of a whole model, and everything that a user does with them."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from sgp import storage
-from sgp.patterns import check_patterns, find_pattern
-from sgp.projection.capacity import Capacity, capacity_of, print_table
-from sgp.projection.check import Check, check, has_grown, refuse_unfit, tensors_of
-from sgp.projection.collect import collect_inputs, warn_unless_shuffled
+from sgp.patterns import check_patterns
+from sgp.projection.anchor import Anchor, copy_tensors, has_grown
+from sgp.projection.caller_warning import warn_caller
+from sgp.projection.capacity import Capacity, Summary, find_owners, measure_capacity
+from sgp.projection.check import Check, measure_changes
 from sgp.projection.distributed import ProcessGroup
-from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
-from sgp.projection.layout import NOT_TRAINED, BiasRule, Guard, Layout, layout_of
-from sgp.projection.optim import ROADS, Handle, Road, project, refuse_inside, warn_if_inexact
-from sgp.projection.plan import Plan, plan
-from sgp.projection.protection import Protection
-from sgp.projection.realign import heads_of, realign
+from sgp.projection.gram import InputGram
+from sgp.projection.hook import OptimizerHook, check_mode, warn_of_masters
+from sgp.projection.layer import ProtectedLayer, ProtectedParameter
+from sgp.projection.modes import MODES, Mode
+from sgp.projection.plan import Plan, plan_update
+from sgp.projection.precision import full_precision
+from sgp.projection.protected_model import ProtectedModel
+from sgp.projection.scan import UNKNOWN_TYPE, BiasRule, RestRule, Scan, ScanRules
 from sgp.projection.sharded import as_dtensor, gather_whole, get_local, has_same_layout
-from sgp.projection.subspace import STORES, Bases, Numerics, Store, Subspace
-from sgp.projection.tokens import TokenCounts, TokenSubspace, load_bases
+from sgp.projection.subspace import STORES, Bases, Choice, Numerics, Store
+from sgp.projection.tokens import load_bases
+from sgp.projection.update import (
+    DEFAULT_BUDGET,
+    Threshold,
+    UpdatePlan,
+    check_not_single_batch,
+    check_passes,
+    check_threshold,
+    collect_subspaces,
+    find_limits,
+    find_threshold,
+    group_passes,
+    rescan,
+    resize_subspaces,
+    scan_layers,
+)
 
-Threshold = float | Callable[[int], float]
-Preset = Literal["paper", "reference", "corrected"]
+Preset = Literal["paper", "reference"]
 
-# What the text says and what is right are the same inside an update; they part in the benchmarks around it.
 PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
     "paper": (Numerics(), "protect"),
     "reference": (Numerics(first_rank="one-less", truncation="after", orthogonalise=False), "freeze"),
-    "corrected": (Numerics(), "protect"),
 }
-# Statistics of as many layers are gathered in one pass over the data as fit in this.
-DEFAULT_BUDGET = 2 * 2**30
 # A layer whose mean importance exceeds this can hardly learn any more.
 NEARLY_FULL = 0.95
-
-V = TypeVar("V")
+# Stands in a file for a threshold that is a function, which a file cannot hold.
+FUNCTION = "function"
 
 
 class GradientMemory:
     """Learn the next task without losing the last one: scaled gradient projection (Saha & Roy, AAAI 2023).
 
-    After each task :meth:`update` finds the directions that the inputs of each layer span, and how much each
-    matters. Attached to an optimizer, the memory scales every later step along them by one minus that
+    After each task :meth:`update` finds the directions that the inputs of each layer span, and how important each
+    direction is. Attached to an optimizer, the memory scales every later step along them by one minus that
     importance::
 
         memory = sgp.GradientMemory(model, threshold=0.97, alpha=10, exclude=["heads.*"])
@@ -67,26 +79,25 @@ class GradientMemory:
     The model is not wrapped or changed in any way, and no data are kept.
 
     Args:
-        model: any module. Linear layers (GPT-2's ``Conv1D`` too), convolutions, embeddings,
+        model: Any module. Linear layers (GPT-2's ``Conv1D`` too), convolutions, embeddings, recurrent layers,
             ``nn.MultiheadAttention`` and every type given to :func:`sgp.register_layer` are protected.
-        threshold: epsilon_th, the share of each layer's input energy that the bases must hold, in (0, 1]; or
-            a function of the task's index (from 0) that gives it; or a dict of either by pattern on layer
-            names, of which the first that matches counts. How many samples an update uses matters as much as
-            this, so there is no default.
-        alpha: scale coefficient of Eq. 2, at least 0. Larger protects more; ``math.inf`` is GPM exactly.
-        exclude: patterns (as in ``fnmatch``) on qualified module and parameter names that are left free, such
-            as the heads of single tasks.
-        bias: ``"protect"`` treats a bias as the weight of one more input that is always 1, ``"freeze"`` keeps
-            it after the first task. None is the preset's.
-        rest: what happens to all other parameters (norm layers, unknown layer types) and to running
-            statistics after the first task: ``"freeze"`` or ``"free"``.
-        strict: refuse a model with a layer type that is not known, instead of reporting it.
-        preset: ``"paper"`` is the text, ``"reference"`` the published code with its quirks, ``"corrected"``
-            what is right.
-        numerics: single choices of the preset, if wanted otherwise.
-        anchor: keep a copy of the model's weights at each update for :meth:`check` to compare with.
-        store: what bases are kept as. ``"bfloat16"`` takes half the bytes of ``"float32"`` and ``"int8"`` a quarter;
-            steps compute with the rounded bases, so a little of each step leaks (docs/limits.md has figures).
+        threshold: epsilon_th, the share of each layer's input energy that the bases must capture, in (0, 1]; or a
+            function of the task's index (from 0) that returns it; or a dict of either by pattern on layer names, of
+            which the first that matches counts. The number of samples of an update matters as much as this, so there
+            is no default.
+        alpha: Scale coefficient of Eq. 2, at least 0. Larger protects more; ``math.inf`` is GPM exactly.
+        exclude: Patterns (as in ``fnmatch``) on qualified module and parameter names that are left free, such as the
+            heads of single tasks.
+        bias: ``"protect"`` treats a bias as the weight of one more input that is always 1, ``"freeze"`` keeps it after
+            the first task. None is the preset's.
+        rest: What happens to all other parameters (norm layers, unknown layer types) and to norm statistics after the
+            first task: ``"freeze"`` or ``"free"``.
+        strict: Whether an unknown layer type is an error instead of a warning.
+        preset: ``"paper"`` follows the text, ``"reference"`` the published code where it differs.
+        numerics: Single choices of the preset, if wanted otherwise.
+        anchor: Whether to keep a copy of the model's weights at each update, for :meth:`check` to compare with.
+        store: Type in which bases are stored. ``"bfloat16"`` takes half the bytes of ``"float32"`` and ``"int8"`` a
+            quarter; steps compute with the rounded bases, so a little of each step leaks (docs/limits.md has figures).
     """
 
     def __init__(
@@ -97,7 +108,7 @@ class GradientMemory:
         alpha: float = 10.0,
         exclude: Sequence[str] = (),
         bias: BiasRule | None = None,
-        rest: Literal["freeze", "free"] = "freeze",
+        rest: RestRule = "freeze",
         strict: bool = False,
         preset: Preset = "paper",
         numerics: Numerics | None = None,
@@ -110,101 +121,150 @@ class GradientMemory:
             raise TypeError(f"exclude must be a list of patterns: [{exclude!r}]")
         if not isinstance(alpha, int | float) or math.isnan(alpha) or alpha < 0:
             raise ValueError(f"alpha must be a number of at least 0, or math.inf for GPM; got {alpha!r}")
-        _one_of("preset", preset, PRESETS)
-        _one_of("bias", bias, (None, "protect", "freeze"))
-        _one_of("rest", rest, ("freeze", "free"))
-        _one_of("store", store, STORES)
+        _check_choice("preset", preset, PRESETS)
+        _check_choice("bias", bias, (None, "protect", "freeze"))
+        _check_choice("rest", rest, ("freeze", "free"))
+        _check_choice("store", store, STORES)
         for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
             if not callable(value):
-                _check_threshold(value, "threshold")
-        model = _unwrapped(model)
+                check_threshold(value, "threshold")
+        model = _unwrap_model(model)
         self.threshold = threshold
         self.alpha = float(alpha)
-        self.exclude = tuple(exclude)
-        self.bias: BiasRule = bias or PRESETS[preset][1]
-        self.rest = rest
-        self.strict = strict
+        self.rules = ScanRules(tuple(exclude), bias or PRESETS[preset][1], rest, strict)
         self.store: Store = store
         self.numerics = numerics or PRESETS[preset][0]
-        self._keep_anchor = anchor
-        self._anchor: dict[str, Tensor] | None = None
-        check_patterns(model, self.exclude, "exclude")
-        layout = self._scan(model)
+        self._keeps_anchor = anchor
+        self._anchor: Anchor | None = None
+        self._hooks: list[weakref.ref[OptimizerHook]] = []
+        check_patterns(model, exclude, "exclude")
+        scan = scan_layers(model, self.rules)
         if isinstance(threshold, Mapping):
-            check_patterns(model, threshold, "threshold", layout.guards)
-        self._protection = Protection(model, layout)
-        for guard in layout.guards.values():  # better now than after a task has been trained
-            self._threshold(guard)
+            check_patterns(model, threshold, "threshold", scan.layers)
+        for layer in scan.layers.values():  # better now than after a task has been trained
+            find_threshold(threshold, layer, 0)
+        self._protected = ProtectedModel(model, scan)
+        _warn_of_unknown_types(model, scan)
+
+    @classmethod
+    def from_file(cls, model: nn.Module, path: str | os.PathLike[str], **overrides: Any) -> Self:
+        """Return a memory with the settings and the contents of a file that :meth:`save` wrote.
+
+        Args:
+            model: The model that the memory is of.
+            path: Path of the file.
+            overrides: Settings that replace those of the file. A threshold that is a function cannot be stored, so it
+                must be given.
+        """
+        state = storage.read(path)
+        settings = dict(state["settings"])
+        if "threshold" not in overrides and FUNCTION in _list_thresholds(settings["threshold"]):
+            raise ValueError(f"the memory at {os.fspath(path)!r} has a function as its threshold: give threshold=")
+        numerics = Numerics(**settings.pop("numerics"))
+        memory = cls(model, **({"numerics": numerics} | settings | overrides))
+        memory.load_state_dict({**state, "settings": memory._describe_settings()})
+        return memory
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._describe_settings().items())
+        return f"GradientMemory(layers={len(self._protected.layers)}, tasks={self.tasks}, {settings})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle or a copy of the memory holds; hooks of optimizers stay with the original."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_protected", "_hooks")}
+        return {"attributes": state, "model": self.model, "memory": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state["attributes"])
+        self._hooks = []
+        self._protected = ProtectedModel(state["model"], scan_layers(state["model"], self.rules))
+        anchor = self._anchor
+        self.load_state_dict(state["memory"])
+        self._anchor = anchor
 
     @property
     def model(self) -> nn.Module:
         """The model that is protected."""
-        return self._protection.model
+        return self._protected.model
 
     @property
     def tasks(self) -> int:
-        """How many tasks the memory holds."""
-        return self._protection.tasks
+        """Number of tasks in the memory."""
+        return self._protected.tasks
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        """Patterns on names of modules and parameters that are left free."""
+        return self.rules.exclude
+
+    @property
+    def layers(self) -> dict[str, ProtectedLayer]:
+        """Protected layers by name."""
+        return dict(self._protected.layers)
 
     @property
     def subspaces(self) -> dict[str, Bases]:
         """Bases and importances by layer."""
-        return dict(self._protection.subspaces)
+        return self._protected.subspaces
 
-    def attach(self, optimizer: Optimizer, *, road: Road = "auto", every: int = 1) -> Handle:
+    @property
+    def anchor(self) -> Anchor:
+        """The weights as of the last update. A pending change of ``every`` steps is projected first."""
+        self._protected.check_not_temporary("weights would be compared that are undone at its end")
+        self._protected.flush()
+        return self._get_anchor()
+
+    def attach(self, optimizer: Optimizer, *, mode: Mode = "auto", every: int = 1) -> OptimizerHook:
         """Project every later step of an optimizer.
 
-        Any ``torch.optim.Optimizer`` will do; it is not wrapped. Attaching again, or a new optimizer for each
-        task, is fine, and costs nothing before the first update.
+        Any ``torch.optim.Optimizer`` will do; it is not wrapped. To attach again, or to attach a new optimizer for
+        each task, is fine, and costs nothing before the first update.
 
         Args:
-            optimizer: holds parameters of the model; groups may be added later. Where a trainer has put a wrapper
-                around it (Accelerate, Lightning), the one inside is taken. With ``fully_shard`` build it, and attach
-                it, after the model is sharded.
-            road: ``"auto"`` takes the cheapest road that is exact for this optimizer and this step; ``"applied"``
-                always projects what was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
-                tries the input side of every linear layer, also where it can gain nothing, and refuses an optimizer
-                that it is not exact for. With gradient clipping the roads differ: ``"applied"`` and ``"gradient"``
-                clip what is not projected yet, the input side (which ``"auto"`` may take for plain SGD) what is.
-            every: project the change of as many steps at once. The cost is divided by it, and what is guaranteed holds
-                at every such step; in between, ``handle.flush()`` projects now, and ``with handle.projected():``
-                evaluates the weights as they would be. An update and every state dict flush first. 1 is the paper's
-                algorithm.
+            optimizer: Optimizer of parameters of the model; groups may be added later. Where a trainer has put a
+                wrapper around it (Accelerate, Lightning), the optimizer inside is taken. With ``fully_shard`` build it,
+                and attach it, after the model is sharded.
+            mode: ``"auto"`` takes the cheapest mode that is exact for this optimizer and this step; ``"step"`` always
+                projects the change that was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
+                tries to project the inputs of every linear layer, also where that saves nothing, and refuses an
+                optimizer that it is not exact for. With gradient clipping the modes differ: ``"step"`` and
+                ``"gradient"`` clip the gradient before it is projected, ``"input"`` (which ``"auto"`` may take for
+                plain SGD) after.
+            every: Number of steps whose change is projected at once. The cost is divided by it, and what is guaranteed
+                holds at every such step; in between, ``hook.flush()`` projects now, and ``with hook.projected():``
+                evaluates the weights as they would be. An update and every state dict flush first; an average of
+                weights that is taken in between is not projected. 1 is the paper's algorithm.
 
         Returns:
-            A handle that tells the roads taken and detaches.
+            A hook that shows the modes taken and can be detached.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
-        optimizer = _bare(optimizer)
-        _one_of("road", road, ROADS)
+        optimizer = _unwrap_optimizer(optimizer)
+        _check_choice("mode", mode, MODES)
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of at least 1, got {every!r}")
-        if every > 1 and road not in ("auto", "applied"):
-            raise ValueError(f"road={road!r} acts on every single step; every={every} needs road='auto' or 'applied'")
-        self._protection.look_for_shards()
+        if every > 1 and mode not in ("auto", "step"):
+            raise ValueError(f"mode={mode!r} acts on every single step; every={every} needs mode='auto' or 'step'")
+        protected = self._protected
+        protected.find_shards()
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        ours = {id(p): p for p in self.model.parameters() if id(p) in held}
-        if not ours:
+        own = [p for p in self.model.parameters() if id(p) in held]
+        if not own:
             raise ValueError(
                 "the optimizer holds none of the model's parameters: it was built for another model, or "
                 "before this one's parameters were replaced (fully_shard replaces them: build the optimizer after it)"
             )
-        self._protection.subspaces = _following(self._protection, self._protection.layout, self._protection.subspaces)
-        warn_if_inexact(optimizer, road)
-        half = sum(4 * get_local(p).numel() for p in ours.values() if p.dtype in (torch.float16, torch.bfloat16))
-        if half:
-            warnings.warn(
-                "the model has 16-bit weights: the handle keeps a float32 master of those it guards (up "
-                f"to {half / 1e6:.1f} MB), since the rounding of a step would leak",
-                stacklevel=2,
-            )
-        for handle in self._protection.handles():
-            if handle.holds(optimizer):
-                handle.detach()
-        handle = Handle(self._protection, optimizer, road, every)
-        self._protection.add(handle)
-        return handle
+        resize_subspaces(protected.layers.values())
+        protected.version += 1
+        check_mode(optimizer, mode)
+        warn_of_masters(own)
+        for hook in self._get_hooks():
+            if hook.is_of(optimizer):
+                hook.detach()
+        hook = OptimizerHook(protected, optimizer, mode, every)
+        self._hooks.append(weakref.ref(hook))
+        return hook
 
     def update(
         self,
@@ -219,98 +279,63 @@ class GradientMemory:
     ) -> None:
         """Add the task that was just learned: bases and importances from the inputs of its layers.
 
-        The model runs in eval mode without gradients and is left as it was: flags, running statistics, random
-        state. All layers are computed before any is stored, so an update that fails changes nothing.
+        The model runs in eval mode without gradients and is left as it was: flags, norm statistics, random state. All
+        layers are computed before any is stored, so an update that fails changes nothing.
 
         Where torch.distributed has been set up, every process calls this with its own shard of the data, and all end
         with the same memory, to the bit. A failure in one is raised in all. Where the model is sharded
         (``fully_shard``), a process with fewer batches runs its last one again while the others go on, uncounted.
 
         Args:
-            batches: a DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input,
-                or a dict that is passed as keywords.
-            samples: how many inputs to use, of shuffled data; a dict of numbers by pattern on layer names
-                gives each layer its own. None uses all, in constant memory. Over several processes it is the number
-                for all together.
-            forward: runs one batch through the model, for batches of any other kind.
-            mask: tells for a batch which positions of its sequences count, [samples, positions], or None if all do.
-                Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has one. An input whose
-                first two dimensions are others is taken whole.
-            budget: bytes for the statistics of one pass over the data. Layers that do not fit together take
-                more passes; those that share bases count once and stay together.
-            allow_unattached: go on though weights were changed by an optimizer that is not attached.
-            distributed: False leaves other processes out.
+            batches: DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input, or a dict
+                that is passed as keywords.
+            samples: Number of inputs to use, of shuffled data; a dict of numbers by pattern on layer names gives each
+                layer its own. None uses all, in constant memory. Over several processes it is the number for all
+                together.
+            forward: Function that runs one batch through the model, for batches of any other kind.
+            mask: Function that returns for a batch which positions of its sequences count, [samples, positions], or
+                None if all do. Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has
+                one. An input whose first two dimensions are others is taken whole.
+            budget: Bytes for the Gram matrices of one pass over the data. Layers that do not fit together take more
+                passes; those that share bases count once and stay together.
+            allow_unattached: Whether to go on though weights were changed by an optimizer that is not attached.
+            distributed: Whether other processes take part.
         """
-        team = ProcessGroup(distributed)
-        protection = self._protection
-        team.run_together(protection.look_for_shards)
-        if protection.is_sharded and not distributed:
+        processes = ProcessGroup(distributed)
+        protected = self._protected
+        processes.run_together(protected.find_shards)
+        if protected.is_sharded and not distributed:
             raise ValueError("the model is sharded, so that no process can run it alone: leave distributed=False out")
-        protection.flush()
-        layout, known, thresholds, limits, passes = team.run_together(partial(self._prepare, batches, samples, budget))
+        protected.flush()
+        plan = processes.run_together(partial(self._plan_update, batches, samples, budget))
         if not allow_unattached:
-            team.run_together(self._refuse_unattached)
-        if any(limit is not None for limit in limits.values()):
-            warn_unless_shuffled(batches)
-        guards = layout.guards
-        in_step = team.run_in_lockstep if protection.is_sharded else None
-        shares = {name: team.split_samples(limit, batches) for name, limit in limits.items()}
-        subspaces = known.copy()
-        reached: set[str] = set()
-        for members in passes:
-            precise = {guard.name: thresholds[guard.name] > FLOAT32_THRESHOLD for guard in members}
-            gather = partial(
-                collect_inputs, forward=forward, samples=shares, precise=precise, mask=mask, in_step=in_step
+            processes.run_together(self._check_attached)
+        with full_precision(protected.device):
+            subspaces = collect_subspaces(
+                plan, processes, protected, batches, forward=forward, mask=mask, grow=self.grow_bases, store=self.store
             )
-            collected = team.run_together(partial(gather, self.model, batches, members))
-            statistics, found = team.merge_grams(collected)
-            reached |= found
-            grown = team.run_together(partial(self._grown, statistics, thresholds, known))
-            subspaces |= team.broadcast_bases(grown)
-        if not reached:
-            raise ValueError(
-                "none of the protected layers saw an input: is this the model that the batches run through, and does "
-                "the mask leave any position?"
-            )
-        _warn_of_unreached([name for name in guards if name not in reached])
-        _warn_of_full({name: subspaces[name] for name in guards if name in reached})
+        _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
+        _warn_of_full(subspaces)
+        tensors = copy_tensors(self.model) if self._keeps_anchor else None
+        for name, subspace in subspaces.items():
+            plan.scan.layers[name].subspace = subspace
+        protected.replace(protected.tasks + 1, plan.scan)
+        protected.fingerprint()
+        self._anchor = None if tensors is None else Anchor(tensors, self._find_held_names())
+        for hook in self._get_hooks():
+            hook.refresh(has_grown=True)
 
-        anchor = self._copy_of_weights()
-        protection.store(protection.tasks + 1, layout, {name: subspaces[name] for name in guards if name in subspaces})
-        self._mark(anchor)
-        for handle in protection.handles():
-            handle.refresh(grown=True)
+    def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
+        """Return the bases of a layer after a task. A method that chooses bases by another rule overrides this.
 
-    def _prepare(
-        self,
-        batches: Iterable[Any],
-        samples: int | Mapping[str, int] | None,
-        budget: int,
-    ) -> tuple[Layout, dict[str, Bases], dict[str, float], dict[str, int | None], list[list[Guard]]]:
-        """What an update must know before it looks at any data: all that can be wrong without it is refused here."""
-        _refuse_single_batch(batches)
-        protection = self._protection
-        refuse_inside(protection, "an update would be of weights that are undone at its end")
-        protection.statistics.restore()
-        check_patterns(self.model, self.exclude, "exclude")
-        held = {name: subspace.dimension for name, subspace in protection.subspaces.items()}
-        layout = self._scan(self.model, held)
-        renamed = protection.renamed(layout)
-        if renamed:
-            layout = self._scan(self.model, held | {new: held[old] for old, new in renamed.items()})
-        guards = layout.guards
-        known = {renamed.get(name, name): subspace for name, subspace in protection.subspaces.items()}
-        _warn_of_gone([name for name in known if name not in guards])
-        known = _following(protection, layout, known)
-        thresholds = {name: self._threshold(guard) for name, guard in guards.items()}
-        limits = self._limits(samples, guards)
-        passes = list(_passes(self.model, guards.values(), known, budget))
-        if len(passes) > 1 and isinstance(batches, Iterator):
-            raise ValueError(
-                f"the statistics take {len(passes)} passes over the data and an iterator gives one: pass a "
-                f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
-            )
-        return layout, known, thresholds, limits, passes
+        Args:
+            bases: Bases before the task; empty at the first one.
+            gram: Gram matrix of the layer's inputs.
+            threshold: Threshold of the layer.
+            choose: Function that returns the number of directions to add, instead of the fewest that reach the
+                threshold.
+        """
+        return bases.grow(gram, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
 
     def plan(
         self,
@@ -321,147 +346,87 @@ class GradientMemory:
         mask: Callable[[Any], Tensor | None] | None = None,
         budget: int = DEFAULT_BUDGET,
     ) -> Plan:
-        """How many bytes and seconds an update will take.
+        """Estimate the bytes and seconds of an update.
 
         Args:
-            samples: as in :meth:`update`; each layer must have a number.
-            batch: one to look at, as :meth:`update` would take it. It shows how many rows each layer makes of a
-                sample (positions of a sequence, patches of an image), which layers share bases, and how long the
-                model takes. Without it one row a sample is counted and the model's own time is left out.
-            forward: as in :meth:`update`.
-            mask: as in :meth:`update`.
-            budget: as in :meth:`update`.
+            samples: As in :meth:`update`; each layer must have a number.
+            batch: A batch as :meth:`update` would take it. It shows how many rows each layer makes of a sample
+                (positions of a sequence, patches of an image), which layers share bases, and how long the model takes.
+                Without it one row a sample is counted and the model's own time is left out.
+            forward: As in :meth:`update`.
+            mask: As in :meth:`update`.
+            budget: As in :meth:`update`.
         """
-        guards = self._scan(self.model).guards
-        limits = {name: limit for name, limit in self._limits(samples, guards).items() if limit is not None}
-        for name in guards:
+        scan = rescan(self._protected, self.rules)
+        limits = {n: limit for n, limit in find_limits(self.model, samples, scan.layers).items() if limit is not None}
+        for name in scan.layers:
             if name not in limits:
                 raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
-        passes = list(_passes(self.model, guards.values(), self._protection.subspaces, budget))
-        dimensions = {name: _dimensions(self.model, guard) for name, guard in guards.items()}
-        return plan(self.model, passes, dimensions, limits, batch=batch, forward=forward, mask=mask)
+        passes = group_passes(scan.layers.values(), budget)
+        return plan_update(self.model, passes, limits, batch=batch, forward=forward, mask=mask)
 
     @torch.no_grad()
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """A change of a layer's weight without what the memory blocks, for those who edit weights themselves.
+        """Return a change of a layer's weight without what the memory blocks, for those who edit weights themselves.
 
-        It is projected as a step is, for every input that meets the weight: a weight that is tied between embedding and
-        output layer from both sides, ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and value.
+        The change is projected as a step is, for every input that meets the weight: a weight that is tied between
+        embedding and output layer from both sides, ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and
+        value.
 
         Args:
-            change: of the layer's whole weight, in its shape. Of a sharded weight it may be a whole tensor, or a
+            change: Change of the layer's whole weight, in its shape. Of a sharded weight it may be a whole tensor, or a
                 DTensor that is laid out as the weight is.
-            layer: as :meth:`summary` calls it, or the module's name.
-            bias: the change of the layer's whole bias, where that is protected with the weight.
+            layer: The layer's name in :meth:`summary`, or the module's name.
+            bias: Change of the layer's whole bias, where that is protected with the weight.
 
         Returns:
             The projected change; with ``bias`` both.
         """
-        protection = self._protection
-        weight_name, guards = self._guards_of_weight(layer)
-        weight = protection.parameter(weight_name)
-        bias_name = next((guard.bias for guard in guards if guard.bias is not None), None)
-        offset = None if bias_name is None else protection.parameter(bias_name)
-        if (bias is None) != (offset is None):
-            raise ValueError(
-                f"layer {layer!r}: "
-                + (
-                    f"its bias {bias_name} changes with the weight: give bias=, zeros if it does not change"
-                    if bias is None
-                    else "its bias is not protected with the weight, so leave bias= out"
-                )
-            )
+        members = self._find_layers_of_weight(layer)
+        weight = members[0].weight.tensor
+        held_bias = next((member.bias for member in members if member.bias is not None), None)
+        _check_change(layer, change, weight, bias, held_bias)
         is_whole = as_dtensor(change) is None
-        for name, given, own in (("change", change, weight), ("bias", bias, offset)):
-            if given is not None and own is not None and given.shape != own.shape:
-                raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
-            if given is not None and own is not None and not has_same_layout(given, change if is_whole else own):
-                raise ValueError(
-                    f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}"
-                )
-        change, bias = change.clone(), None if bias is None else bias.clone()
-        for guard in guards:
-            if guard.name in protection.subspaces:
-                part = (guard.block, protection.subspace_for(guard)) if is_whole else protection.part(guard)
-                project(*part, get_local(change), None if bias is None or guard.bias is None else get_local(bias))
-        return change if bias is None else (change, bias)
+        result = change.to(weight.device, copy=True)
+        bias_result = None if bias is None else bias.to(weight.device, copy=True)
+        local, local_bias = get_local(result), None if bias_result is None else get_local(bias_result)
+        with full_precision(weight.device):
+            for member in members:
+                if member.subspace is not None:
+                    own_bias = None if member.bias is None else local_bias
+                    if is_whole:
+                        member.project_whole_(local, own_bias)
+                    else:
+                        member.project_(local, own_bias)
+        if bias is None or bias_result is None:
+            return result.to(change.device)
+        return result.to(change.device), bias_result.to(bias.device)
 
-    @torch.no_grad()
-    def project_since(self, before: Mapping[str, Tensor], share: float = 1.0) -> None:
-        """Project the change of all protected weights since some moment once more, for those who chose what to keep.
+    def set_importances(self, importances: Mapping[str, Tensor]) -> None:
+        """Replace the importances of bases, for methods that learn them.
 
-        A step along a basis is scaled by one minus its importance, so many steps in one direction still lead far. The
-        change that they come to, or that of a mean of weights that they passed, can be scaled itself: the weights are
-        then where a single step of that size would have led.
+        Steps in the modes ``step`` and ``gradient`` follow at once; the input mode keeps those of the last update.
 
         Args:
-            before: the weights, and biases that are protected with them, at that moment; by their names in the model.
-            share: how far the weights go from where they are to where the projection has them, in [0, 1].
-        """
-        # Written so that NaN fails too.
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {share}")
-        self._protection.flush()
-        layers = {guard.weight: guard.name for guard in self._protection.active()}
-        found = {weight: self._guards_of_weight(layer)[1] for weight, layer in layers.items()}
-        parameters = {weight: list(dict.fromkeys(n for g in found[weight] for n in g.parameters)) for weight in layers}
-        missing = [name for names in parameters.values() for name in names if name not in before]
-        if missing:
-            raise ValueError(f"before lacks what is protected: {', '.join(missing)}")
-        for weight, names in parameters.items():
-            own = [self._protection.parameter(name) for name in names]
-            changes = [parameter - before[name] for parameter, name in zip(own, names, strict=True)]
-            projected = self.project(changes[0], layers[weight], *changes[1:])
-            for name, parameter, change in zip(names, own, projected if names[1:] else (projected,), strict=True):
-                parameter.lerp_(before[name] + change, share)
-
-    def _guards_of_weight(self, layer: str) -> tuple[str, list[Guard]]:
-        """The weight of a layer, which may be named as its guard or its module, and all guards of that weight."""
-        guards = self._protection.layout.guards
-        named = [guards[layer]] if layer in guards else []
-        if not named:
-            owners = _owners(self._protection)
-            named = [guard for guard in guards.values() if layer in owners[guard.weight]]
-        if not named:
-            near = get_close_matches(layer, guards, n=3, cutoff=0.0)
-            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
-        weight = named[0].weight
-        if any(guard.weight != weight for guard in named):
-            names = ", ".join(guard.name for guard in named)
-            raise ValueError(f"{layer!r} has several weights: give the change of one of {names}")
-        members = [guard for guard in guards.values() if guard.weight == weight]
-        if len({guard.bias for guard in members} - {None}) > 1:
-            names = ", ".join(guard.name for guard in members)
-            raise ValueError(f"layer {layer!r}: {names} are parts of one weight with biases of their own; take a step")
-        return weight, members
-
-    def weigh(self, importances: Mapping[str, Tensor]) -> None:
-        """Give bases other importances in [0, 1] than the update did, for methods that learn them.
-
-        Steps on the roads ``applied`` and ``gradient`` follow at once; the input side is of the last update.
-
-        Args:
-            importances: of all bases of some layers, by layer. [groups, k]
+            importances: Importances in [0, 1] of all bases of some layers, by layer. [groups, k]
         """
         for name, importance in importances.items():
-            old = self._protection.subspaces[name]
-            if importance.shape != old.importance.shape:
+            layer = self._protected.layers[name]
+            assert layer.subspace is not None
+            if importance.shape != layer.subspace.importance.shape:
                 raise ValueError(
-                    f"layer {name!r} has importances of shape {tuple(old.importance.shape)}, got "
+                    f"layer {name!r} has importances of shape {tuple(layer.subspace.importance.shape)}, got "
                     f"{tuple(importance.shape)}"
                 )
-            self._protection.subspaces[name] = old.with_importance(importance.detach().clone())
+            layer.subspace = layer.subspace.with_importance(importance.detach().clone())
 
     def capacity(self) -> Capacity:
-        """What is protected and how much room is left, as data."""
-        layout, dimensions = self._protection.layout, {}
-        for name, guard in layout.guards.items():
-            dimensions[name] = _dimensions(self.model, guard)
-        return capacity_of(layout, self._protection.subspaces, dimensions, _owners(self._protection))
+        """Return what is protected and how much room is left, as data."""
+        return measure_capacity(self._protected)
 
-    def summary(self, console: Console | None = None) -> None:
-        """Print a table of what is protected, and name every parameter that is not, with the reason."""
-        print_table(self.capacity(), self.tasks, console or Console())
+    def summary(self) -> Summary:
+        """Return a table of what is protected, and of every parameter that is not with the reason. It prints itself."""
+        return Summary(self.capacity(), self.tasks)
 
     def check(
         self,
@@ -471,427 +436,285 @@ class GradientMemory:
         mask: Callable[[Any], Tensor | None] | None = None,
         reference: Mapping[str, Tensor] | None = None,
     ) -> Check:
-        """How training since the last update has changed what the model does with a batch.
+        """Measure how training since the last update has changed what the model does with a batch.
+
+        Where the model is sharded every process calls this, each with a batch of its own.
 
         Args:
-            batch: any batch that :meth:`update` would take.
-            forward: as in :meth:`update`.
-            mask: as in :meth:`update`. The outputs of the model are compared at all positions.
-            reference: a ``state_dict`` of the model to compare with, instead of the weights as of the last
-                update.
-
-        Where the model is sharded every process calls this, and is told of its own batch.
+            batch: Any batch that :meth:`update` would take.
+            forward: As in :meth:`update`.
+            mask: As in :meth:`update`. The outputs of the model are compared at all positions.
+            reference: A ``state_dict`` of the model to compare with, instead of the weights as of the last update.
         """
         if self.tasks == 0:
             raise RuntimeError("there is nothing to check before the first update")
-        reference = self._weights_of_last_update(reference)
-        self._protection.look_for_shards()
-        return check(self._protection, batch, reference, forward, mask)
-
-    def realign(
-        self,
-        heads: nn.Linear | Iterable[nn.Linear],
-        batches: Iterable[Any],
-        *,
-        features: Callable[[Any], Tensor],
-        reference: Mapping[str, Tensor] | None = None,
-        distributed: bool = True,
-    ) -> None:
-        """Let heads of earlier tasks follow the features that a task has moved; call it before the task's update.
-
-        They are fitted by least squares to the answers that they gave to the task's inputs before it was learned::
-
-            train(model, optimizer, task)
-            memory.realign(model.heads[:2], task.loader, features=lambda batch: model.features(batch[0]))
-            memory.update(task.loader)
-
-        The model runs in eval mode without gradients and is left as it was, but for these heads. Where
-        torch.distributed has been set up, every process calls this with its own shard of the data.
-
-        Args:
-            heads: linear layers of earlier tasks, which read the same features; none is a protected layer.
-            batches: of the task that was just learned.
-            features: runs the model on a batch up to what the heads read, [..., d].
-            reference: a ``state_dict`` of the model before the task, instead of the weights as of the last update.
-            distributed: False leaves other processes out.
-        """
-        protection = self._protection
-        own = heads_of(self.model, [heads] if isinstance(heads, nn.Linear) else heads)
-        for name in own:
-            self._refuse_held_head(name)
-        _refuse_single_batch(batches)
-        protection.look_for_shards()
-        if protection.is_sharded:
-            raise ValueError("realign is not for sharded models, whose earlier weights are in parts on many processes")
-        if not own:
-            return
-        refuse_inside(protection, "heads would be fitted to weights that are undone at its end")
-        protection.flush()
-        reference = self._weights_of_last_update(reference)
-        refuse_unfit(reference, protection, list(protection.layout.guards.values()))
-        realign(self.model, own, batches, features, reference, ProcessGroup(distributed))
-
-    def _refuse_held_head(self, name: str) -> None:
-        """The memory would take its change for training that nobody projected."""
-        layout = self._protection.layout
-        guarded = {parameter for guard in layout.guards.values() for parameter in guard.parameters}
-        frozen = {parameter for parameter, why in layout.frozen.items() if why != NOT_TRAINED}
-        if any(f"{name}.{part}" in guarded | frozen for part in ("weight", "bias")):
-            raise ValueError(f"{name!r} is protected, and a head of an earlier task is free: exclude=[{name + '.*'!r}]")
-
-    def _weights_of_last_update(self, given: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        """Or those that were given in their place."""
-        found = given or self._anchor
-        if found is None:
-            raise RuntimeError(
-                "the weights as of the last update are not here (anchor=False, there was none, or the memory was "
-                "loaded into a model that has trained on): pass reference=, a state_dict of the model"
-            )
-        return found
+        reference = reference or self._get_anchor()
+        self._protected.find_shards()
+        with full_precision(self._protected.device):
+            return measure_changes(self._protected, batch, reference, forward, mask)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the memory knows, as tensors and plain values."""
-        protection = self._protection
+        """Return everything that the memory knows, as tensors and plain values."""
+        protected = self._protected
         shared: dict[int, dict[str, Any]] = {}
-        for name, subspace in protection.subspaces.items():
+        for name, subspace in protected.subspaces.items():
             entry = shared.setdefault(id(subspace), {"layers": []} | subspace.state_dict())
             entry["layers"].append(name)
+        parameters, layers = protected.scan.parameters.values(), protected.layers.values()
         return {
             "format": storage.FORMAT,
-            "tasks": protection.tasks,
+            "settings": self._describe_settings(),
+            "tasks": protected.tasks,
             "subspaces": list(shared.values()),
-            "statistics": protection.statistics.state_dict(),
-            "fingerprints": dict(protection.fingerprints),
-            "trained": sorted(protection.trained),
-            "proved": dict(protection.proved),
+            "statistics": protected.norm_statistics.state_dict(),
+            "fingerprints": {p.name: p.fingerprint for p in parameters if p.fingerprint is not None},
+            "trained": sorted(p.name for p in parameters if p.is_stepped),
+            "proved": {layer.name: layer.is_input_proven for layer in layers if layer.is_input_proven is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a :meth:`state_dict`.
+        """Continue from a :meth:`state_dict`.
 
         Raises:
-            ValueError: it does not fit the model; the message names the layer and both shapes. Nothing has
-                changed then.
+            ValueError: The state has other settings than this memory, or does not fit the model; the message names
+                them. Nothing has changed then.
         """
-        refuse_inside(self._protection, "another memory would project what was stepped with this one")
-        self._protection.look_for_shards()
-        saved = []
-        for entry in state["subspaces"]:
-            tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
-            saved.append((entry["layers"], load_bases(tensors)))
-        layout = self._scan(self.model, {name: space.dimension for layers, space in saved for name in layers})
-        subspaces: dict[str, Bases] = {}
-        for layers, subspace in saved:
-            for name in layers:
-                guard = layout.guards.get(name)
-                if guard is None:
-                    known = ", ".join(layout.guards)
-                    raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
-                expected = _dimensions(self.model, guard)
-                subspace = subspace.resize(expected[1])
-                _check_fit(name, subspace, expected, guard)
-                subspaces[name] = subspace
-        missing = [name for name in layout.guards if name not in subspaces]
-        if missing and subspaces:
-            warnings.warn(f"the saved memory has no bases for {', '.join(missing)}", stacklevel=2)
-        protection = self._protection
-        protection.statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
-        protection.flush()  # by the bases that the steps were taken with
-        protection.store(int(state["tasks"]), layout, {n: subspaces[n] for n in layout.guards if n in subspaces})
-        protection.fingerprints = dict(state["fingerprints"])
-        protection.trained = set(state["trained"])
-        protection.proved = dict(state["proved"])
-        same = not any(protection.has_changed(name) for name in protection.fingerprints)
-        self._anchor = self._copy_of_weights() if same and protection.tasks else None
-        for handle in protection.handles():
-            handle.refresh(grown=False)
+        protected = self._protected
+        protected.check_not_temporary("another memory would project what was stepped with this one")
+        self._check_settings(state["settings"])
+        protected.find_shards()
+        scan = self._scan_for(state["subspaces"])
+        missing = [layer.name for layer in scan.layers.values() if layer.subspace is None]
+        if missing and len(missing) < len(scan.layers):
+            warn_caller(f"the saved memory has no bases for {', '.join(missing)}")
+        protected.norm_statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
+        protected.flush()  # with the bases that the steps were taken with
+        protected.replace(int(state["tasks"]), scan)
+        for name, parameter in scan.parameters.items():
+            parameter.fingerprint = state["fingerprints"].get(name)
+            parameter.is_stepped = name in state["trained"]
+        for name, layer in scan.layers.items():
+            layer.is_input_proven = state["proved"].get(name)
+        is_same = self.tasks > 0 and not any(parameter.has_changed() for parameter in scan.parameters.values())
+        has_anchor = self._keeps_anchor and is_same
+        self._anchor = Anchor(copy_tensors(self.model), self._find_held_names()) if has_anchor else None
+        for hook in self._get_hooks():
+            hook.refresh(has_grown=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the memory to a safetensors file, whole or not at all."""
         storage.write(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read what :meth:`save` wrote. Nothing in the file is executed; a damaged one changes nothing."""
+        """Read a file that :meth:`save` wrote. Nothing in the file is executed; a damaged one changes nothing."""
         self.load_state_dict(storage.read(path))
 
-    def __repr__(self) -> str:
-        layers = len(self._protection.layout.guards)
-        return (
-            f"GradientMemory(layers={layers}, tasks={self.tasks}, threshold={self.threshold!r}, alpha={self.alpha:g})"
-        )
+    def _get_hooks(self) -> list[OptimizerHook]:
+        """Return the attached hooks, oldest first, and forget the others."""
+        hooks = [hook for hook in (reference() for reference in self._hooks) if hook is not None and hook.is_attached]
+        self._hooks = [weakref.ref(hook) for hook in hooks]
+        return hooks
 
-    def _scan(self, model: nn.Module, held: Mapping[str, int] | None = None) -> Layout:
-        layout = layout_of(model, exclude=self.exclude, bias=self.bias, rest=self.rest, strict=self.strict, held=held)
-        if not layout.guards:
-            raise ValueError(
-                "the model has no layer to protect: every layer is excluded, not trained, or of a type "
-                "that is not known (give it to sgp.register_layer)"
-            )
-        return layout
+    def _plan_update(self, batches: Iterable[Any], samples: int | Mapping[str, int] | None, budget: int) -> UpdatePlan:
+        """Prepare an update, and refuse everything that can be wrong before any data are read."""
+        check_not_single_batch(batches)
+        protected = self._protected
+        protected.check_not_temporary("an update would be of weights that are undone at its end")
+        protected.norm_statistics.restore()
+        check_patterns(self.model, self.exclude, "exclude")
+        scan = rescan(protected, self.rules)
+        thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
+        limits = find_limits(self.model, samples, scan.layers)
+        passes = group_passes(scan.layers.values(), budget)
+        check_passes(passes, batches, budget)
+        return UpdatePlan(scan, thresholds, limits, passes)
 
-    def _threshold(self, guard: Guard) -> float:
-        value = self.threshold
-        if isinstance(value, Mapping):
-            found = _by_pattern(value, guard)
-            if found is None:
-                raise ValueError(f"threshold: no pattern matches the layer {guard.name!r}; add one, such as '*'")
-            value = found
-        return _check_threshold(value(self.tasks) if callable(value) else value, f"threshold of layer {guard.name!r}")
-
-    def _limits(self, samples: int | Mapping[str, int] | None, guards: Mapping[str, Guard]) -> dict[str, int | None]:
-        if isinstance(samples, Mapping):
-            check_patterns(self.model, samples, "samples", guards)
-        limits: dict[str, int | None] = {}
-        for name, guard in guards.items():
-            limit = _by_pattern(samples, guard) if isinstance(samples, Mapping) else samples
-            if limit is not None and limit < 1:
-                raise ValueError(f"samples of layer {name!r} must be at least 1, got {limit}")
-            limits[name] = limit
-        return limits
-
-    def _grown(
-        self, statistics: Mapping[str, InputGram], thresholds: Mapping[str, float], known: Mapping[str, Bases]
-    ) -> dict[str, Bases]:
-        """New subspaces; guards that share statistic, bases and threshold go on sharing."""
-        results: dict[tuple[int, int, float], Bases] = {}
-        grown = {}
-        for name, statistic in statistics.items():
-            old = known.get(name)
-            key = (id(statistic), id(old), thresholds[name])
-            if key not in results:
-                start = old or _empty(statistic)
-                if (start.groups, start.dimension) != (statistic.groups, statistic.dimension):
-                    raise ValueError(
-                        f"layer {name!r} has changed: its inputs have {statistic.groups} x "
-                        f"{statistic.dimension} dimensions, its bases {start.groups} x {start.dimension}"
-                    )
-                results[key] = self._grow(start, statistic, thresholds[name]).compress(self.store)
-            grown[name] = results[key]
-        return grown
-
-    def _grow(self, start: Bases, statistic: InputGram, threshold: float) -> Bases:
-        """One layer's subspace after a task; a method that chooses bases by a rule of its own overrides this."""
-        return start.grow(statistic, threshold=threshold, alpha=self.alpha, numerics=self.numerics)
-
-    def _refuse_unattached(self) -> None:
-        """An update after training that nobody projected would promise what is lost already."""
-        protection = self._protection
-        for name in protection.fingerprints:
-            if name not in protection.trained and protection.has_changed(name) and not self._has_only_grown(name):
+    def _check_attached(self) -> None:
+        """Refuse an update after a training that nobody projected: it would promise what is lost already."""
+        for parameter in self._protected.scan.parameters.values():
+            if not parameter.is_stepped and parameter.has_changed() and not self._has_only_grown(parameter):
                 raise RuntimeError(
-                    f"layer {name.rpartition('.')[0] or '(model)'!r} was trained by an optimizer that is not attached, "
-                    f"so older tasks were not protected ({name} has changed): call memory.attach(optimizer) before "
-                    "training, or update(..., allow_unattached=True)"
+                    f"layer {parameter.name.rpartition('.')[0] or '(model)'!r} was trained by an optimizer that is not "
+                    f"attached, so older tasks were not protected ({parameter.name} has changed): call "
+                    "memory.attach(optimizer) before training, or update(..., allow_unattached=True)"
                 )
 
-    def _has_only_grown(self, name: str) -> bool:
-        """Whether a parameter has more rows than at the last update, and those that it had are as they were."""
-        then, now = (self._anchor or {}).get(name), self._protection.find(name)
-        if then is None or now is None or not has_grown(then, now):
+    def _has_only_grown(self, parameter: ProtectedParameter) -> bool:
+        """Return whether a parameter has more rows than at the last update, and the earlier ones are unchanged."""
+        now = parameter.tensor
+        then = None if self._anchor is None else self._anchor.get(parameter.name)
+        if then is None or not has_grown(then, now):
             return False
         return torch.equal(gather_whole(then).to(now.device), gather_whole(now)[: len(then)])
 
-    def _mark(self, anchor: dict[str, Tensor] | None) -> None:
-        """Note the weights as they are at an update."""
-        protection = self._protection
-        names = {name for guard in protection.active() for name in guard.parameters}
-        held = {name for name in protection.layout.frozen if protection.parameter(name).requires_grad}
-        protection.fingerprints = protection.fingerprint(sorted(names | held))
-        protection.trained.clear()
-        self._anchor = anchor
+    def _find_held_names(self) -> frozenset[str]:
+        """Return the names of all protected parameters, and of the frozen ones but for those that are not trained."""
+        scan = self._protected.scan
+        protected = {parameter.name for layer in scan.layers.values() for parameter in layer.parameters}
+        return frozenset(protected | {name for name in scan.frozen if scan.parameters[name].tensor.requires_grad})
 
-    def _copy_of_weights(self) -> dict[str, Tensor] | None:
-        if not self._keep_anchor:
-            return None
-        return tensors_of(self.model)
+    def _find_layers_of_weight(self, layer: str) -> list[ProtectedLayer]:
+        """Return all layers of the weight of a layer, which is named as such or as its module."""
+        layers = self._protected.layers
+        named = [layers[layer]] if layer in layers else []
+        if not named:
+            owners = find_owners(self._protected)
+            named = [each for each in layers.values() if layer in owners[each.weight.name]]
+        if not named:
+            near = get_close_matches(layer, layers, n=3, cutoff=0.0)
+            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
+        if any(each.weight is not named[0].weight for each in named):
+            names = ", ".join(each.name for each in named)
+            raise ValueError(f"{layer!r} has several weights: give the change of one of {names}")
+        members = [each for each in layers.values() if each.weight is named[0].weight]
+        if len({each.bias for each in members if each.bias is not None}) > 1:
+            names = ", ".join(each.name for each in members)
+            raise ValueError(f"layer {layer!r}: {names} are parts of one weight with biases of their own; take a step")
+        return members
+
+    def _get_anchor(self) -> Anchor:
+        if self._anchor is None:
+            raise RuntimeError(
+                "the weights as of the last update are not available (anchor=False, there was no update, or the memory "
+                "was loaded into a model that has trained on): pass reference=, a state_dict of the model"
+            )
+        return self._anchor
+
+    def _describe_settings(self) -> dict[str, Any]:
+        """Return the settings that decide what the memory computes, as plain values."""
+        threshold = self.threshold
+        return {
+            "threshold": {pattern: _describe_threshold(value) for pattern, value in threshold.items()}
+            if isinstance(threshold, Mapping)
+            else _describe_threshold(threshold),
+            "alpha": self.alpha,
+            "exclude": list(self.exclude),
+            "bias": self.rules.bias,
+            "rest": self.rules.rest,
+            "numerics": asdict(self.numerics),
+            "store": self.store,
+        }
+
+    def _check_settings(self, saved: Mapping[str, Any]) -> None:
+        own = self._describe_settings()
+        differing = [f"{n}={saved[n]!r} (here {own[n]!r})" for n in own if n in saved and saved[n] != own[n]]
+        if differing:
+            raise ValueError(
+                f"the saved memory has other settings: {', '.join(differing)}. Make the memory with these, or with "
+                "GradientMemory.from_file, whose keywords replace settings of the file"
+            )
+
+    def _scan_for(self, saved: Sequence[Mapping[str, Any]]) -> Scan:
+        """Sort the model's parameters for saved subspaces, and hand these over to their layers."""
+        found: dict[str, Bases] = {}
+        for entry in saved:
+            tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
+            found |= dict.fromkeys(entry["layers"], load_bases(tensors))
+        dimensions = {name: subspace.dimension for name, subspace in found.items()}
+        scan = scan_layers(self.model, self.rules, dimensions)
+        for name, subspace in found.items():
+            layer = scan.layers.get(name)
+            if layer is None:
+                known = ", ".join(scan.layers)
+                raise ValueError(f"layer {name!r} of the saved memory is not in the model, which has {known}")
+            _check_fit(layer, subspace.resize(layer.dimension))
+            layer.subspace = subspace
+        resize_subspaces(scan.layers.values())
+        return scan
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """Compiled and data-parallel models are wrappers; names, hooks and weights are those of the module inside."""
+def _unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of compiled and data-parallel wrappers, which has the names, hooks and weights."""
     inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
-    return _unwrapped(inside) if isinstance(inside, nn.Module) else model
+    return _unwrap_model(inside) if isinstance(inside, nn.Module) else model
 
 
-def _bare(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside a wrapper that only passes steps on: such a one was never set up as an optimizer itself.
+def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer inside a wrapper that only passes steps on and was never set up as an optimizer itself.
 
     One that was (Lookahead, say) may change weights in its own step, and has hooks around it.
     """
     inside = getattr(optimizer, "optimizer", None)
     has_hooks = "_optimizer_step_pre_hooks" in vars(optimizer)
-    return _bare(inside) if isinstance(inside, Optimizer) and not has_hooks else optimizer
+    return _unwrap_optimizer(inside) if isinstance(inside, Optimizer) and not has_hooks else optimizer
 
 
-def _one_of(name: str, value: object, choices: Iterable[object]) -> None:
+def _check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
-def _check_threshold(value: Any, what: str) -> float:
-    if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"{what} must be in (0, 1], got {value!r}")
-    return float(value)
+def _describe_threshold(threshold: Threshold) -> float | str:
+    return FUNCTION if callable(threshold) else float(threshold)
 
 
-def _refuse_single_batch(batches: Any) -> None:
-    """One batch where an iterable of batches belongs would be taken apart into wrong ones."""
-    is_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(item, Tensor) for item in batches)
-    if isinstance(batches, Tensor | Mapping) or (is_pair and batches[0].dim() != batches[1].dim()):
-        raise TypeError("an iterable of batches is needed, and this looks like a single batch: pass [batch]")
+def _list_thresholds(threshold: Any) -> list[Any]:
+    return list(threshold.values()) if isinstance(threshold, Mapping) else [threshold]
 
 
-def _by_pattern(values: Mapping[str, V], guard: Guard) -> V | None:
-    """The value of the first pattern that matches a layer."""
-    for pattern, value in values.items():
-        if find_pattern(guard.name, [pattern]) or find_pattern(guard.weight, [pattern]):
-            return value
-    return None
+def _check_change(
+    layer: str, change: Tensor, weight: Tensor, bias: Tensor | None, held_bias: ProtectedParameter | None
+) -> None:
+    """Raise if the change of a weight, or of its bias, does not fit."""
+    if bias is None and held_bias is not None:
+        raise ValueError(
+            f"layer {layer!r}: its bias {held_bias.name} changes with the weight: give bias=, zeros if it does "
+            "not change"
+        )
+    if bias is not None and held_bias is None:
+        raise ValueError(f"layer {layer!r}: its bias is not protected with the weight, so leave bias= out")
+    is_whole = as_dtensor(change) is None
+    own_bias = None if held_bias is None else held_bias.tensor
+    for name, given, own in (("change", change, weight), ("bias", bias, own_bias)):
+        if given is None or own is None:
+            continue
+        if given.shape != own.shape:
+            raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
+        if not has_same_layout(given, change if is_whole else own):
+            raise ValueError(f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}")
 
 
-def _owners(protection: Protection) -> dict[str, list[str]]:
-    """Weight -> the modules that have it and whose inputs it is guarded for; more than one where it is tied."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in protection.model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name.rpartition(".")[0])
-    owners: dict[str, list[str]] = {}
-    for guard in protection.layout.guards.values():
-        places = names.get(id(protection.find(guard.weight)), [])
-        # A block's weight may lie in a module inside the one that the block is of.
-        inside = [place for place in places if any(_is_inside(place, source.module) for source in guard.sources)]
-        found = owners.setdefault(guard.weight, [])
-        found += [place or "(model)" for place in inside if (place or "(model)") not in found]
-    return owners
-
-
-def _is_inside(name: str, module: str) -> bool:
-    return not module or name == module or name.startswith(f"{module}.")
-
-
-def _dimensions(model: nn.Module, guard: Guard) -> tuple[int, int]:
-    """Groups, and input dimension with the constant of a protected bias."""
-    return guard.block.groups, guard.block.count_inputs(model.get_parameter(guard.weight)) + (guard.bias is not None)
-
-
-def _following(protection: Protection, layout: Layout, subspaces: Mapping[str, Bases]) -> dict[str, Bases]:
-    """Subspaces for the layers as they are now: those of tokens grow with the vocabulary.
-
-    Raises:
-        ValueError: a layer has other inputs than its bases are of.
-    """
-    resized: dict[tuple[int, int], Bases] = {}  # what was shared stays so
-    following = {}
-    for name, subspace in subspaces.items():
-        guard = layout.guards.get(name)
-        weight = None if guard is None else protection.find(guard.weight)
-        if guard is not None and weight is not None:
-            dimension = guard.block.count_inputs(weight) + (guard.bias is not None)
-            subspace = resized.setdefault((id(subspace), dimension), subspace.resize(dimension))
-            groups = guard.block.groups
-            if (subspace.groups, subspace.dimension) != (groups, dimension):
-                raise ValueError(
-                    f"layer {name!r} has changed since the last update: its inputs have {groups} x {dimension} "
-                    f"dimensions, its bases {subspace.groups} x {subspace.dimension}. Only a vocabulary may grow: make "
-                    "the layer as it was, or go on with a new GradientMemory, which protects nothing of older tasks"
-                )
-        following[name] = subspace
-    return following
-
-
-def _passes(
-    model: nn.Module, guards: Iterable[Guard], known: Mapping[str, Bases], budget: int
-) -> Iterator[list[Guard]]:
-    """Guards in lots whose Gram matrices fit in a budget together; what is not to be cut and does not fit goes alone.
-
-    Only guards of one lot can share a statistic, and those that are cut apart once have bases of their own for good.
-    Guards whose bases are shared stay together. What guards without bases will share is not known, but most of it is
-    inside one module or one parent (query, key and value), so a lot ends between two parents wherever a parent fits.
-    """
-    lot: list[Guard] = []
-    used = 0
-    for _, group in itertools.groupby(_units(guards, known), key=lambda unit: _parent(unit, known)):
-        units = list(group)
-        sizes = [_bytes_of_unit(model, unit, known) for unit in units]
-        if lot and used + sum(sizes) > budget:
-            yield lot
-            lot, used = [], 0
-        for unit, size in zip(units, sizes, strict=True):
-            if lot and used + size > budget:
-                yield lot
-                lot, used = [], 0
-            lot += unit
-            used += size
-    yield lot
-
-
-def _units(guards: Iterable[Guard], known: Mapping[str, Bases]) -> list[list[Guard]]:
-    """Guards that are not to be cut apart: those of one subspace, or of one module where there is none yet."""
-    units: dict[object, list[Guard]] = {}
-    for guard in guards:
-        key = id(known[guard.name]) if guard.name in known else guard.sources[0].module
-        units.setdefault(key, []).append(guard)
-    return list(units.values())
-
-
-def _parent(unit: Sequence[Guard], known: Mapping[str, Bases]) -> object:
-    """Where a unit lies, if it may come to share with its neighbours there; one that has bases will not."""
-    if unit[0].name in known:
-        return id(unit)
-    return unit[0].sources[0].module.rpartition(".")[0]
-
-
-def _bytes_of_unit(model: nn.Module, unit: Sequence[Guard], known: Mapping[str, Bases]) -> int:
-    """At most; guards that have one subspace had one statistic and will again."""
-    statistics = {id(known.get(guard.name, guard)): guard for guard in unit}
-    return sum(_bytes_of_statistic(model, guard) for guard in statistics.values())
-
-
-def _bytes_of_statistic(model: nn.Module, guard: Guard) -> int:
-    """At most, of one guard."""
-    groups, dimension = _dimensions(model, guard)
-    return 8 * dimension if guard.layer_type.is_lookup else 8 * groups * dimension**2
-
-
-def _empty(statistic: InputGram) -> Bases:
-    """No bases, for inputs of a statistic's kind."""
-    if isinstance(statistic, TokenCounts):
-        return TokenSubspace.empty(statistic.dimension)
-    return Subspace.empty(statistic.groups, statistic.dimension)
-
-
-def _check_fit(name: str, subspace: Bases, expected: tuple[int, int], guard: Guard) -> None:
+def _check_fit(layer: ProtectedLayer, subspace: Bases) -> None:
+    """Raise if a subspace of a file does not fit a layer."""
     found = (subspace.groups, subspace.dimension)
     if not subspace.is_consistent:
-        raise ValueError(f"layer {name!r} of the saved memory is damaged: bases and importances differ in number")
-    if found != expected:
-        hint = "" if guard.bias is None and found[1] != expected[1] + 1 else " (a protected bias adds one)"
+        raise ValueError(f"layer {layer.name!r} of the saved memory is damaged: bases and importances differ in number")
+    if found != (layer.groups, layer.dimension):
+        hint = "" if layer.bias is None and found[1] != layer.dimension + 1 else " (a protected bias adds one)"
         raise ValueError(
-            f"layer {name!r}: the saved memory has {found[0]} x {found[1]} input dimensions, the model "
-            f"{expected[0]} x {expected[1]}{hint}"
+            f"layer {layer.name!r}: the saved memory has {found[0]} x {found[1]} input dimensions, the model "
+            f"{layer.groups} x {layer.dimension}{hint}"
         )
 
 
-def _warn_of_gone(names: list[str]) -> None:
-    if names:
-        warnings.warn(
-            f"{', '.join(names)} is gone from the model, and what the memory held of it with it",
-            stacklevel=5,
-        )
+def _warn_of_unknown_types(model: nn.Module, scan: Scan) -> None:
+    """Warn once if parameters will be frozen since the type of their module is unknown."""
+    names = [name for name, reason in scan.frozen.items() if reason.startswith(UNKNOWN_TYPE)]
+    if not names:
+        return
+    types = sorted({scan.frozen[name].removeprefix(UNKNOWN_TYPE).split(",")[0].strip() for name in names})
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    share = sum(sizes[name] for name in names) / max(1, sum(sizes.values()))
+    warn_caller(
+        f"{', '.join(types)}: unknown layer type{'s' * (len(types) > 1)}, with {share:.1%} of all parameters, which "
+        "will be frozen after the first task. Register the type with sgp.register_layer, exclude it, or set rest='free'"
+    )
 
 
-def _warn_of_unreached(names: list[str]) -> None:
+def _warn_of_unreached(names: Sequence[str]) -> None:
     if names:
-        warnings.warn(
+        warn_caller(
             f"no input reached {', '.join(names)} in this update, or the mask left nothing of it, so nothing of this "
-            "task is protected there; exclude what is not meant to be protected",
-            stacklevel=3,
+            "task is protected there; exclude what is not meant to be protected"
         )
 
 
 def _warn_of_full(subspaces: Mapping[str, Bases]) -> None:
-    for name, subspace in subspaces.items():
-        if 1 - subspace.free > NEARLY_FULL:
-            warnings.warn(
-                f"layer {name!r} is {1 - subspace.free:.1%} blocked and can hardly learn any more: a lower "
-                "threshold or alpha, fewer samples or a wider layer leave more room",
-                stacklevel=3,
-            )
+    """Warn once of all layers that have hardly any free capacity left."""
+    full = {name: 1 - space.free for name, space in subspaces.items() if 1 - space.free > NEARLY_FULL}
+    if full:
+        listed = ", ".join(f"{name!r} ({share:.1%})" for name, share in full.items())
+        warn_caller(
+            f"nearly all of the capacity is blocked in {listed}, which can hardly learn any more: a lower threshold or "
+            "alpha, fewer samples or a wider layer leave more room"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -22,10 +22,13 @@ class FrozenNormStatistics:
     A frozen norm layer still counts the batches it sees: its statistics drift to the new task's, and old
     outputs with them, though no parameter moves. A forward inside a compiled graph is not seen, so they are
     put back after each step too.
+
+    Attributes:
+        users: Attached optimizer hooks; while there is none, the statistics are left alone.
     """
 
-    def __init__(self, is_active: Callable[[], bool]) -> None:
-        self._is_active = is_active
+    def __init__(self) -> None:
+        self.users: WeakSet[object] = WeakSet()
         self._names: dict[nn.Module, str] = {}
         self._values: dict[str, dict[str, Tensor]] = {}
 
@@ -43,14 +46,14 @@ class FrozenNormStatistics:
 
     def restore(self) -> None:
         """Put all values back, if an optimizer is attached; else they are anybody's."""
-        if self._is_active():
+        if self.users:
             for module, name in self._names.items():
                 self._restore(module, name)
 
     def after_forward(self, module: nn.Module) -> None:
         """Put one module's values back, if it is held."""
         name = self._names.get(module)
-        if name is not None and module.training and self._is_active():
+        if name is not None and module.training and self.users:
             self._restore(module, name)
 
     def state_dict(self) -> dict[str, Tensor]:

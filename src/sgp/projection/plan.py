@@ -1,4 +1,4 @@
-"""What an update will cost, said before it is begun."""
+"""Estimate what an update will cost before it is run."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.collect import collect_inputs, count_samples, get_mask
-from sgp.projection.gram import STRIP
-from sgp.projection.layout import Guard
+from sgp.projection.gram import STRIP, InputGram
+from sgp.projection.layer import ProtectedLayer
 
-# Of a symmetric eigendecomposition with vectors, and of a thin SVD, in multiply-adds over d^3 and n^2 d.
+# FLOPs of a symmetric eigendecomposition with vectors over d^3, and of a thin SVD over n^2 d.
 EIGH = 9
 SVD = 11
-# What the speed of this machine is measured on.
+# Dimension of the matrices that the speed of this machine is measured on.
 PROBE = 384
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What one statistic costs.
+    """Cost of one Gram matrix.
 
     Attributes:
-        layers: that share it.
-        dimension: of its rows, with the constant of a protected bias.
-        rows: how many it will take in.
-        bytes: that it holds at most.
-        flops: of its products.
-        decomposition: flops of its decomposition.
+        layers: Names of the layers that share it.
+        dimension: Length of its rows, with the constant input of a protected bias.
+        rows: Number of rows that will be added to it.
+        bytes: The most bytes that it takes.
+        flops: FLOPs of its products.
+        decomposition: FLOPs of its decomposition.
     """
 
     layers: list[str]
@@ -44,14 +44,14 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an update costs.
+    """Cost of an update.
 
     Attributes:
-        layers: by statistic.
-        passes: over the data.
-        bytes: that the statistics of one pass hold at most, beside the model and its activations.
-        seconds: estimated from the flops and a short measurement on this machine; with a batch, the passes of the data
-            through the model are in it.
+        layers: Cost of each Gram matrix.
+        passes: Number of passes over the data.
+        bytes: The most bytes that the Gram matrices of one pass take, beside the model and its activations.
+        seconds: Estimate from the FLOPs and a short measurement on this machine. With a batch it contains the model's
+            own forward passes.
     """
 
     layers: list[LayerPlan]
@@ -71,82 +71,88 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan(
+def plan_update(
     model: nn.Module,
-    passes: Sequence[Sequence[Guard]],
-    dimensions: Mapping[str, tuple[int, int]],
+    passes: Sequence[Sequence[ProtectedLayer]],
     samples: Mapping[str, int],
     *,
     batch: Any = None,
     forward: Callable[[Any], Any] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
 ) -> Plan:
-    """Count and estimate.
+    """Estimate the cost of an update.
 
     Args:
-        model: as in an update.
-        passes: its guards, in the lots that are gathered together.
-        dimensions: groups and dimension of each guard.
-        samples: of each guard.
-        batch: shows how many rows each layer makes of a sample, and which layers share; without it one row of each
-            sample is counted, and the model's own work is not.
-        forward: as in an update.
-        mask: as in an update.
+        model: As in an update.
+        passes: Protected layers by pass over the data.
+        samples: Number of samples of each layer.
+        batch: Batch that shows how many rows each layer makes of a sample, and which layers share their input;
+            without it one row of each sample is counted, and the model's own work is not.
+        forward: As in an update.
+        mask: As in an update.
     """
-    guards = [guard for members in passes for guard in members]
-    rows = {guard.name: float(samples[guard.name]) for guard in guards}
-    owner = {guard.name: guard.name for guard in guards}
-    through = 0.0
+    layers = [layer for members in passes for layer in members]
+    rows = {layer.name: float(samples[layer.name]) for layer in layers}
+    first = {layer.name: layer.name for layer in layers}  # layer -> the first one that shares its Gram matrix
+    seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        for members in passes:  # as an update gathers: what one holds is bounded, and layers of two do not share
-            names = [guard.name for guard in members]
-            everything, exact = dict.fromkeys(names), dict.fromkeys(names, False)
+        for members in passes:  # as an update collects: layers of two passes do not share
             start = time.perf_counter()
-            found = collect_inputs(
-                model, [batch], members, forward=forward, samples=everything, precise=exact, mask=mask
-            )
-            through += (time.perf_counter() - start) / size * max(samples[name] for name in names)
-            first: dict[int, str] = {}
-            for name in names:
-                rows[name] *= found[name].count / size if name in found else 0.0
-                owner[name] = first.setdefault(id(found[name]), name) if name in found else name
-    lookups = {guard.name for guard in guards if guard.layer_type.is_lookup}
-    layers = {
-        name: _layer([other for other in owner if owner[other] == name], *dimensions[name], rows[name], name in lookups)
-        for name in dict.fromkeys(owner.values())
-    }
-    product, decomposition = _speeds()
-    seconds = sum(layer.decomposition for layer in layers.values()) / decomposition
-    # A batch has been through model and products both.
-    seconds += through if batch is not None else sum(layer.flops for layer in layers.values()) / product
-    held = [sum(layers[guard.name].bytes for guard in members if guard.name in layers) for members in passes]
-    return Plan(list(layers.values()), len(passes), max(held), seconds)
+            grams = _collect_batch(model, batch, members, forward, mask)
+            seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
+            seen: dict[int, str] = {}
+            for layer in members:
+                gram = grams.get(layer.name)
+                rows[layer.name] *= gram.count / size if gram is not None else 0.0
+                first[layer.name] = layer.name if gram is None else seen.setdefault(id(gram), layer.name)
+    sharing: dict[str, list[ProtectedLayer]] = {}
+    for layer in layers:
+        sharing.setdefault(first[layer.name], []).append(layer)
+    plans = {name: _plan_layer(members, rows[name]) for name, members in sharing.items()}
+    product, decomposition = _measure_speeds()
+    seconds += sum(plan.decomposition for plan in plans.values()) / decomposition
+    if batch is None:  # a batch has been through model and products both
+        seconds += sum(plan.flops for plan in plans.values()) / product
+    size_of_passes = [sum(plans[layer.name].bytes for layer in members if layer.name in plans) for members in passes]
+    return Plan(list(plans.values()), len(passes), max(size_of_passes), seconds)
 
 
-def _layer(layers: list[str], groups: int, dimension: int, rows: float, is_lookup: bool) -> LayerPlan:
-    if is_lookup:
-        return LayerPlan(layers, dimension, round(rows), 8 * dimension, 0.0, 0.0)
+def _collect_batch(
+    model: nn.Module,
+    batch: Any,
+    layers: Sequence[ProtectedLayer],
+    forward: Callable[[Any], Any] | None,
+    mask: Callable[[Any], Tensor | None] | None,
+) -> dict[str, InputGram]:
+    everything, exact = {layer.name: None for layer in layers}, {layer.name: False for layer in layers}
+    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, precise=exact, mask=mask)
+
+
+def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
+    """Estimate the cost of one Gram matrix and its decomposition."""
+    names, groups, dimension = [layer.name for layer in layers], layers[0].groups, layers[0].dimension
+    if layers[0].layer_type.is_lookup:
+        return LayerPlan(names, dimension, round(rows), 8 * dimension, 0.0, 0.0)
     if rows < dimension:
         size, work = 4 * groups * rows * dimension, SVD * groups * rows**2 * dimension
-        return LayerPlan(layers, dimension, round(rows), round(size), 0.0, work)
+        return LayerPlan(names, dimension, round(rows), round(size), 0.0, work)
     flops = float(groups * rows * dimension * (dimension + min(dimension, STRIP)))  # half of a symmetric matrix
-    return LayerPlan(layers, dimension, round(rows), 8 * groups * dimension**2, flops, EIGH * groups * dimension**3)
+    return LayerPlan(names, dimension, round(rows), 8 * groups * dimension**2, flops, EIGH * groups * dimension**3)
 
 
-def _speeds() -> tuple[float, float]:
-    """Flops a second of products in float32 and of decompositions in float64, on this machine, now."""
+def _measure_speeds() -> tuple[float, float]:
+    """Return the FLOPs a second of products in float32 and of decompositions in float64, on this machine, now."""
     probe = torch.eye(PROBE) + 1.0 / PROBE
-    return 2.0 * PROBE**3 / _seconds(lambda: probe @ probe), EIGH * PROBE**3 / _seconds(
-        lambda: torch.linalg.eigh(probe.double())
-    )
+    product = 2.0 * PROBE**3 / _time_work(lambda: probe @ probe)
+    return product, EIGH * PROBE**3 / _time_work(lambda: torch.linalg.eigh(probe.double()))
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    """The shorter of two runs: the first one warms up."""
-    taken = []
+def _time_work(work: Callable[[], object]) -> float:
+    """Return the shorter time of two runs: the first one warms up."""
+    times = []
     for _ in range(2):
         start = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.projection.layer_types import Block
-from sgp.projection.subspace import Bases, Blocking, Subspace, compute_coefficients
+from sgp.projection.subspace import Bases, Projector, Subspace, compute_coefficients
 from sgp.projection.tokens import TokenSubspace
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def cut_to_shard(
     rows: LocalRows,
     bias: torch.Size | None,
     bias_rows: LocalRows | None,
-) -> tuple[Block, Blocking]:
+) -> tuple[Block, Projector]:
     """A block and its subspace cut to what one process has.
 
     Args:
@@ -242,7 +242,7 @@ class _CutGroups(Block):
         return rows[self.before : len(rows) - self.after]
 
 
-class ScatteredSubspace(Blocking):
+class ScatteredSubspace(Projector):
     """A subspace for a weight, or weight and bias, whose parts on several processes meet in one product.
 
     Each process puts what its own part does along the bases into a matrix of zeros; one sum over all of them is what

@@ -99,7 +99,7 @@ def accumulate_importance(old: Tensor, new: Tensor) -> Tensor:
     return (old + new).clamp(max=1.0)
 
 
-class Blocking(ABC):
+class Projector(ABC):
     """What a step needs of bases and importances.
 
     Attributes:
@@ -134,7 +134,7 @@ class Blocking(ABC):
         """
 
 
-class Bases(Blocking):
+class Bases(Projector):
     """What bases and importances of a layer's inputs can do, whatever the bases are kept as.
 
     Attributes:

@@ -122,8 +122,8 @@ class GameLearner(Recorded):
         if self.config.training.optimizer == "adam-on-projected":
             assert isinstance(self.method, GPM)
             with warnings.catch_warnings():  # of what was asked for
-                warnings.filterwarnings("ignore", message="road='gradient'", category=UserWarning)
-                self.method.memory.attach(optimizer, road="gradient")
+                warnings.filterwarnings("ignore", message="mode='gradient'", category=UserWarning)
+                self.method.memory.attach(optimizer, mode="gradient")
 
     def _go_on(self, position: int, agent: Agent, done: int, updates: int) -> None:
         """Learn for some updates; a policy that is no numbers any more is told as what it is."""

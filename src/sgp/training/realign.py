@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.realign import answers_of, refit
+from sgp.heads import compute_outputs, fit_heads
 from sgp.training.batch_norm import MixedStatistics
 
 
@@ -22,7 +22,7 @@ def earlier_answers(network: nn.Module, tasks: Sequence[int], batches: Iterable[
         task: that they are of.
     """
     heads = [head_of(network, each) for each in tasks]
-    return torch.cat([answers_of(heads, features) for features in _features(network, batches, task)])
+    return torch.cat([compute_outputs(heads, features) for features in _features(network, batches, task)])
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: 
             yield features, answers[seen : seen + len(features)]
             seen += len(features)
 
-    refit([head_of(network, each) for each in tasks], wanted())
+    fit_heads([head_of(network, each) for each in tasks], wanted())
 
 
 def head_of(network: nn.Module, task: int) -> nn.Linear:

@@ -194,10 +194,10 @@ def test_steps_that_are_still_to_be_projected_are_projected_first() -> None:
         model, memory = learned()
         memory.update([inputs(1)], forward=lambda x: model(x, 1))  # noqa: B023
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        handle = memory.attach(optimizer, every=50)
+        hook = memory.attach(optimizer, every=50)
         train(model, optimizer, 2)
         if flushed:
-            handle.flush()
+            hook.flush()
         memory.realign(model.heads[:2], [inputs(2)], features=of(model))
         found.append(heads(model))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
@@ -227,13 +227,13 @@ def test_a_call_at_the_wrong_time_is_refused() -> None:
     with pytest.raises(RuntimeError, match="nothing has changed since the last update: call realign before"):
         memory.realign(model.heads[:2], [inputs(2)], features=of(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     train(model, optimizer, 2)
     with pytest.raises(
         ValueError, match=r"'heads\.2' has changed since the last update, so it is no head of an earlier"
     ):
         memory.realign(model.heads, [inputs(2)], features=of(model))
-    with handle.projected(), pytest.raises(RuntimeError, match="heads would be fitted to weights that are undone"):
+    with hook.projected(), pytest.raises(RuntimeError, match="heads would be fitted to weights that are undone"):
         memory.realign(model.heads[:2], [inputs(2)], features=of(model))
 
 

@@ -21,7 +21,7 @@ def watched(
     memory = sgp.GradientMemory(layer, threshold=0.9, alpha=alpha)
     memory.update([torch.randn(30, 6) @ torch.randn(6, 20) + 0.5])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    memory.attach(optimizer, road="input")
+    memory.attach(optimizer, mode="input")
     step(layer, optimizer, torch.randn(4, 20))
     return layer, optimizer, memory
 
@@ -75,19 +75,19 @@ def test_more_rows_than_outputs_stay_on_the_gradient_road() -> None:
     memory = sgp.GradientMemory(layer, threshold=0.9)
     memory.update([torch.randn(30, 20)])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    handle = memory.attach(optimizer, road="input")
+    hook = memory.attach(optimizer, mode="input")
     for _ in range(3):
         step(layer, optimizer, torch.randn(50, 20))
-    assert handle.road == {"(model)": "gradient"}
-    assert "rows" in handle.reason["(model)"]
+    assert hook.modes == {"(model)": "gradient"}
+    assert "rows" in hook.reasons["(model)"]
 
 
 def test_no_hook_is_left_when_nothing_is_watched() -> None:
     layer, optimizer, memory = watched()
     assert input_side._watched[layer].mode == "replace"
     assert input_side._hooks
-    for handle in list(memory._protection.handles()):
-        handle.detach()
+    for hook in list(memory._protection.hooks()):
+        hook.detach()
     assert layer not in input_side._watched
     assert not input_side._watched or input_side._hooks
     raw = torch.autograd.grad(layer(torch.ones(2, 20)).sum(), layer.weight)[0]
@@ -132,6 +132,6 @@ def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> 
     hook = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered
     layer(torch.randn(2, 20)).sum().backward()
     hook.remove()
-    assert not list(memory._protection.handles())
+    assert not list(memory._protection.hooks())
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     assert not input_side._open

@@ -1,4 +1,4 @@
-"""The state that a memory shares with its handles."""
+"""The state that a memory shares with its hooks."""
 
 import torch
 from torch import nn
@@ -25,10 +25,10 @@ def test_a_parameter_that_was_replaced_is_found() -> None:
     memory.update([torch.randn(2, 4)])
     model[0].weight = nn.Parameter(model[0].weight.detach().clone())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     model(torch.randn(5, 4)).sum().backward()
     optimizer.step()
-    assert handle.road == {"0": "applied"}
+    assert hook.modes == {"0": "step"}
     assert memory.check(torch.randn(2, 4)).leak < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Every parameter of a model has its place: guarded, frozen or free, with the reason."""
+"""Every parameter of a model has its place: protected, frozen or free, with the reason."""
 
 import math
 from collections import OrderedDict
@@ -15,17 +15,25 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 import sgp
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import layer_types
+from sgp.projection.layer import ProtectedLayer
 from sgp.projection.layer_types import Block, LayerType, register_layer
-from sgp.projection.layout import Layout, layout_of
+from sgp.projection.scan import Scan, ScanRules, scan_model
 
 
-def layout(model: nn.Module, **changes: Any) -> Layout:
-    arguments: dict[str, Any] = {"exclude": [], "bias": "protect", "rest": "freeze", "strict": False}
-    return layout_of(model, **(arguments | changes))
+def scan(model: nn.Module, *, exclude: Sequence[str] = (), **rules: Any) -> Scan:
+    return scan_model(model, ScanRules(tuple(exclude), **rules))
 
 
-def guarded(found: Layout) -> set[str]:
-    return {name for guard in found.guards.values() for name in guard.parameters}
+def name_parameters(layer: ProtectedLayer) -> list[str]:
+    return [parameter.name for parameter in layer.parameters]
+
+
+def name_bias(layer: ProtectedLayer) -> str | None:
+    return None if layer.bias is None else layer.bias.name
+
+
+def find_protected(found: Scan) -> set[str]:
+    return {name for layer in found.layers.values() for name in name_parameters(layer)}
 
 
 class Mixed(nn.Module):
@@ -76,15 +84,15 @@ def test_a_pattern_on_a_list_that_is_empty_as_yet_is_fine(pattern: str) -> None:
     model.heads = nn.ModuleList()
     check_patterns(model, [pattern], "exclude")
     model.heads.append(nn.Linear(4, 2))
-    assert "heads.0.weight" in layout(model, exclude=[pattern]).free
+    assert "heads.0.weight" in scan(model, exclude=[pattern]).free
 
 
 def test_a_pattern_may_name_a_parameter() -> None:
-    found = layout(Mixed(), exclude=["token", "body.0.bias", "attention.in_proj_weight"])
+    found = scan(Mixed(), exclude=["token", "body.0.bias", "attention.in_proj_weight"])
     assert {"token", "body.0.bias", "attention.in_proj_weight"} <= found.free.keys()
-    assert found.guards["body.0"].bias is None
-    assert "attention:attended" in found.guards
-    assert "attention:query" not in found.guards
+    assert found.layers["body.0"].bias is None
+    assert "attention:attended" in found.layers
+    assert "attention:query" not in found.layers
 
 
 def test_the_second_name_of_a_shared_parameter_is_known_to_patterns() -> None:
@@ -96,64 +104,64 @@ def test_the_second_name_of_a_shared_parameter_is_known_to_patterns() -> None:
 @pytest.mark.parametrize("bias", ["protect", "freeze"])
 @pytest.mark.parametrize("rest", ["freeze", "free"])
 @pytest.mark.parametrize("exclude", [[], ["heads"], ["heads.*", "body.1", "*.bias"]])
-def test_every_parameter_is_guarded_or_frozen_or_free_and_never_two_of_these(
+def test_every_parameter_is_protected_or_frozen_or_free_and_never_two_of_these(
     bias: str, rest: str, exclude: list[str]
 ) -> None:
     model = Mixed()
-    found = layout(model, bias=bias, rest=rest, exclude=exclude)
+    found = scan(model, bias=bias, rest=rest, exclude=exclude)
     names = {name for name, _ in model.named_parameters()}
     free = found.free.keys() & names  # running statistics that drift are named there too
-    assert guarded(found) | found.frozen.keys() | free == names
-    assert len(guarded(found)) + len(found.frozen) + len(free) == len(names)
+    assert find_protected(found) | found.frozen.keys() | free == names
+    assert len(find_protected(found)) + len(found.frozen) + len(free) == len(names)
     assert all(found.frozen.values())
     assert all(found.free.values())
 
 
-def test_each_parameter_that_is_not_guarded_has_its_reason() -> None:
-    found = layout(Mixed(), exclude=["heads.*"], bias="freeze")
+def test_each_parameter_that_is_not_protected_has_its_reason() -> None:
+    found = scan(Mixed(), exclude=["heads.*"], bias="freeze")
     assert found.free == {f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")}
     assert found.frozen == {
         "token": "unsupported layer type Mixed",
-        "body.0.bias": "bias of a guarded layer, frozen (bias)",
+        "body.0.bias": "bias of a protected layer, frozen (bias)",
         "body.1.weight": "norm",
         "body.1.bias": "norm",
-        "attention.in_proj_bias": "bias of a guarded layer, frozen (bias)",
-        "attention.out_proj.bias": "bias of a guarded layer, frozen (bias)",
+        "attention.in_proj_bias": "bias of a protected layer, frozen (bias)",
+        "attention.out_proj.bias": "bias of a protected layer, frozen (bias)",
         "norm.weight": "norm",
         "norm.bias": "norm",
     }
-    assert found.statistics == ["body.1"]
+    assert found.norm_modules == ["body.1"]
 
 
 def test_the_rest_is_free_if_it_is_wanted_so_and_running_statistics_are_named_with_it() -> None:
-    found = layout(Mixed(), rest="free")
+    found = scan(Mixed(), rest="free")
     assert not found.frozen
-    assert not found.statistics
+    assert not found.norm_modules
     assert found.free["norm.weight"] == found.free["body.1.weight"] == "norm"
     assert found.free["token"] == "unsupported layer type Mixed"
-    assert "running statistics" in found.free["body.1.running_mean"]
-    assert "running statistics" in found.free["body.1.running_var"]
+    assert "norm statistics" in found.free["body.1.running_mean"]
+    assert "norm statistics" in found.free["body.1.running_var"]
 
 
 def test_running_statistics_of_an_excluded_norm_layer_are_left_alone_and_named() -> None:
-    found = layout(Mixed(), exclude=["body.1"])
-    assert found.statistics == []
+    found = scan(Mixed(), exclude=["body.1"])
+    assert found.norm_modules == []
     assert "excluded by 'body.1'" in found.free["body.1.running_mean"]
 
 
 def test_guards_are_named_by_module_and_input_and_know_their_parameters() -> None:
-    found = layout(Mixed(), exclude=["heads"])
+    found = scan(Mixed(), exclude=["heads"])
     inputs = [f"attention:{name}" for name in ("query", "key", "value", "attended")]
-    assert list(found.guards) == ["words", "body.0", "body.2", *inputs]
-    assert found.guards["body.0"].parameters == ["body.0.weight", "body.0.bias"]
-    assert found.guards["body.2"].parameters == ["body.2.weight"]
-    assert found.guards["attention:key"].parameters == ["attention.in_proj_weight", "attention.in_proj_bias"]
-    assert found.guards["attention:attended"].weight == "attention.out_proj.weight"
+    assert list(found.layers) == ["words", "body.0", "body.2", *inputs]
+    assert name_parameters(found.layers["body.0"]) == ["body.0.weight", "body.0.bias"]
+    assert name_parameters(found.layers["body.2"]) == ["body.2.weight"]
+    assert name_parameters(found.layers["attention:key"]) == ["attention.in_proj_weight", "attention.in_proj_bias"]
+    assert found.layers["attention:attended"].weight.name == "attention.out_proj.weight"
 
 
-def test_a_model_that_is_one_layer_is_guarded_under_a_name() -> None:
-    found = layout(nn.Linear(3, 2))
-    assert found.guards["(model)"].parameters == ["weight", "bias"]
+def test_a_model_that_is_one_layer_is_protected_under_a_name() -> None:
+    found = scan(nn.Linear(3, 2))
+    assert name_parameters(found.layers["(model)"]) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_strict_refuses_a_layer_type_that_is_not_known_with_the_parameters_name(
 def test_strict_accepts_norm_layers_frozen_parameters_and_what_is_excluded() -> None:
     model = Mixed()
     model.token.requires_grad_(False)
-    found = layout(model, strict=True, exclude=["words"])
+    found = scan(model, strict=True, exclude=["words"])
     assert found.frozen["token"] == "not trained (requires_grad is False)"
 
 
@@ -197,19 +205,19 @@ def test_a_parametrized_weight_is_refused_by_name(
     model = nn.Sequential(OrderedDict(first=nn.Linear(3, 3), second=parametrize(make())))
     with pytest.raises(TypeError, match="'second': its weight is parametrized"):
         sgp.GradientMemory(model, threshold=0.9)
-    found = layout(model, exclude=["second"])
-    assert list(found.guards) == ["first"]
+    found = scan(model, exclude=["second"])
+    assert list(found.layers) == ["first"]
     assert all(why == "excluded by 'second'" for why in found.free.values())
 
 
 def test_a_parametrized_bias_and_a_parametrized_output_projection_are_refused_too() -> None:
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3), "bias", dim=None))
     with pytest.raises(TypeError, match="'0': its bias is parametrized"):
-        layout(model)
+        scan(model)
     attention = nn.MultiheadAttention(4, 2)
     parametrizations.weight_norm(attention.out_proj)
     with pytest.raises(TypeError, match=r"out_proj.*parametrized|parametrized.*out_proj"):
-        layout(nn.Sequential(attention))
+        scan(nn.Sequential(attention))
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
@@ -219,7 +227,7 @@ def test_a_lazy_layer_is_refused_by_name_until_a_batch_has_run(make: Callable[[]
     with pytest.raises(TypeError, match="'0' is lazy"):
         sgp.GradientMemory(model, threshold=0.9)
     model(torch.zeros(2, 3, 3, 3))
-    assert list(layout(model).guards) == ["0"]
+    assert list(scan(model).layers) == ["0"]
 
 
 def tied(*, first_bias: bool, second_bias: bool) -> nn.Sequential:
@@ -231,29 +239,29 @@ def tied(*, first_bias: bool, second_bias: bool) -> nn.Sequential:
 
 
 def test_a_weight_tied_between_two_linear_layers_has_one_guard_with_two_sources() -> None:
-    found = layout(tied(first_bias=True, second_bias=True))
-    assert list(found.guards) == ["0", "3"]
-    assert [source.module for source in found.guards["0"].sources] == ["0", "2"]
-    assert [source.module for source in found.guards["3"].sources] == ["3"]
-    assert found.guards["0"].bias is None
-    assert found.guards["3"].bias == "3.bias"
-    why = "bias of a guarded layer, frozen (tied weight)"
+    found = scan(tied(first_bias=True, second_bias=True))
+    assert list(found.layers) == ["0", "3"]
+    assert [source.module for source in found.layers["0"].sources] == ["0", "2"]
+    assert [source.module for source in found.layers["3"].sources] == ["3"]
+    assert found.layers["0"].bias is None
+    assert name_bias(found.layers["3"]) == "3.bias"
+    why = "bias of a protected layer, frozen (tied weight)"
     assert found.frozen == {"0.bias": why, "2.bias": why}
 
 
 def test_a_tied_weight_with_a_bias_on_one_side_only_freezes_it() -> None:
     for first in (True, False):
-        found = layout(tied(first_bias=first, second_bias=not first))
-        assert found.guards["0"].bias is None
+        found = scan(tied(first_bias=first, second_bias=not first))
+        assert found.layers["0"].bias is None
         assert list(found.frozen) == ["0.bias" if first else "2.bias"]
 
 
 def test_a_bias_tied_together_with_its_weight_stays_protected() -> None:
     model = tied(first_bias=True, second_bias=True)
     model[2].bias = model[0].bias
-    found = layout(model)
-    assert found.guards["0"].bias == "0.bias"
-    assert len(found.guards["0"].sources) == 2
+    found = scan(model)
+    assert name_bias(found.layers["0"]) == "0.bias"
+    assert len(found.layers["0"].sources) == 2
     assert not found.frozen
 
 
@@ -261,9 +269,9 @@ def test_a_bias_shared_between_layers_of_different_weights_is_frozen() -> None:
     # Each layer would project its own joint change, and undo that of the other.
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].bias = model[0].bias
-    found = layout(model)
-    assert [guard.bias for guard in found.guards.values()] == [None, None]
-    assert found.frozen == {"0.bias": "bias of a guarded layer, frozen (shared)"}
+    found = scan(model)
+    assert [name_bias(layer) for layer in found.layers.values()] == [None, None]
+    assert found.frozen == {"0.bias": "bias of a protected layer, frozen (shared)"}
 
 
 def step_on_other_data(model: nn.Module, x: Tensor, **changes: Any) -> float:
@@ -316,23 +324,23 @@ class Language(nn.Module):
         return self.output(self.body(self.words(tokens)).tanh())
 
 
-def test_a_weight_that_an_unknown_layer_type_uses_too_is_not_said_to_be_guarded() -> None:
+def test_a_weight_that_an_unknown_layer_type_uses_too_is_not_said_to_be_protected() -> None:
     torch.manual_seed(0)
-    found = layout(Language())
-    assert list(found.guards) == ["body"]
+    found = scan(Language())
+    assert list(found.layers) == ["body"]
     assert found.frozen["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
     assert step_on_other_data(Language(), torch.tensor([[0, 1, 2]])) < 1e-5
-    free = layout(Language(), rest="free")
+    free = scan(Language(), rest="free")
     assert free.free["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
     with pytest.raises(TypeError, match=r"'words.weight'.*Embedding"):
-        layout(Language(), strict=True)
+        scan(Language(), strict=True)
 
 
-def test_a_weight_shared_with_an_excluded_layer_is_guarded_in_the_other() -> None:
+def test_a_weight_shared_with_an_excluded_layer_is_protected_in_the_other() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].weight
-    found = layout(model, exclude=["1"])
-    assert [source.module for source in found.guards["0"].sources] == ["0"]
+    found = scan(model, exclude=["1"])
+    assert [source.module for source in found.layers["0"].sources] == ["0"]
     assert not found.free
 
 
@@ -357,10 +365,10 @@ def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
     torch.manual_seed(0)
     linear = nn.Linear(12, 10)
     model = nn.Sequential(linear, nn.Tanh(), Transposed(linear.weight))
-    found = layout(model)
-    assert {name: guard.weight for name, guard in found.guards.items()} == {"0": "0.weight", "2": "0.weight"}
-    assert found.guards["0"].bias is None
-    assert found.frozen == {"0.bias": "bias of a guarded layer, frozen (tied weight)"}
+    found = scan(model)
+    assert {name: layer.weight.name for name, layer in found.layers.items()} == {"0": "0.weight", "2": "0.weight"}
+    assert found.layers["0"].bias is None
+    assert found.frozen == {"0.bias": "bias of a protected layer, frozen (tied weight)"}
     assert step_on_other_data(model, torch.randn(3, 12)) < 1e-5
 
 
@@ -387,31 +395,31 @@ def test_blocks_on_the_same_input_have_guards_of_their_own(monkeypatch: pytest.M
             [Block("packed", rows=(0, 4)), Block("packed", "offset", rows=(4, None), bias_rows=(0, 4))],
         ),
     ):
-        found = layout(nn.Sequential(Gated()))
-        assert list(found.guards) == names
-        assert [guard.block for guard in found.guards.values()] == two_blocks
+        found = scan(nn.Sequential(Gated()))
+        assert list(found.layers) == names
+        assert [layer.block for layer in found.layers.values()] == two_blocks
         # The second block has a bias and the first none; that is no tie.
-        assert [guard.bias for guard in found.guards.values()] == [None, "0.offset"]
+        assert [name_bias(layer) for layer in found.layers.values()] == [None, "0.offset"]
 
 
 def test_what_is_not_trained_is_skipped() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].requires_grad_(False)
     model[1].bias.requires_grad_(False)
-    found = layout(model, strict=True)
-    assert list(found.guards) == ["1", "2"]
-    assert found.guards["1"].parameters == ["1.weight"]
+    found = scan(model, strict=True)
+    assert list(found.layers) == ["1", "2"]
+    assert name_parameters(found.layers["1"]) == ["1.weight"]
     assert found.frozen == dict.fromkeys(["0.weight", "0.bias", "1.bias"], "not trained (requires_grad is False)")
 
 
 def test_a_bias_that_is_trained_without_its_weight_is_no_unknown_layer() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].weight.requires_grad_(False)
-    found = layout(model, strict=True)
-    assert found.frozen["0.bias"] == "bias of a layer whose weight is not guarded"
+    found = scan(model, strict=True)
+    assert found.frozen["0.bias"] == "bias of a layer whose weight is not protected"
     model[0].weight.requires_grad_(True)
-    found = layout(model, exclude=["1.weight"], strict=True, rest="free")
-    assert found.free["1.bias"] == "bias of a layer whose weight is not guarded"
+    found = scan(model, exclude=["1.weight"], strict=True, rest="free")
+    assert found.free["1.bias"] == "bias of a layer whose weight is not protected"
 
 
 class LowRank(nn.Module):
@@ -427,9 +435,9 @@ class LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def test_low_rank_corrections_are_guarded_and_their_frozen_base_is_not() -> None:
-    found = layout(nn.Sequential(LowRank(nn.Linear(6, 4)), nn.ReLU(), LowRank(nn.Linear(4, 2))), strict=True)
-    assert list(found.guards) == ["0.down", "0.up", "2.down", "2.up"]
+def test_low_rank_corrections_are_protected_and_their_frozen_base_is_not() -> None:
+    found = scan(nn.Sequential(LowRank(nn.Linear(6, 4)), nn.ReLU(), LowRank(nn.Linear(4, 2))), strict=True)
+    assert list(found.layers) == ["0.down", "0.up", "2.down", "2.up"]
     assert set(found.frozen) == {"0.base.weight", "0.base.bias", "2.base.weight", "2.base.bias"}
 
 
@@ -458,9 +466,9 @@ def test_a_subclass_with_a_forward_of_its_own_is_not_taken_for_its_parent() -> N
         """Only another name."""
 
     model = nn.Sequential(Normalising(3, 3), Named(3, 3))
-    layout = sgp.GradientMemory(model, threshold=0.9)._protection.layout
-    assert list(layout.guards) == ["1"]
-    assert layout.frozen["0.weight"] == "unsupported layer type Normalising"
+    found = sgp.GradientMemory(model, threshold=0.9)._protected.scan
+    assert list(found.guards) == ["1"]
+    assert found.frozen["0.weight"] == "unsupported layer type Normalising"
     with pytest.raises(TypeError, match="Normalising"):
         sgp.GradientMemory(model, threshold=0.9, strict=True)
 
@@ -474,6 +482,6 @@ def test_two_parameters_on_one_memory_are_refused() -> None:
 
 def test_complex_weights_are_unsupported() -> None:
     model = nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64), nn.Linear(3, 3))
-    layout = sgp.GradientMemory(model, threshold=0.9)._protection.layout
-    assert list(layout.guards) == ["1"]
-    assert "0.weight" in layout.frozen
+    found = sgp.GradientMemory(model, threshold=0.9)._protected.scan
+    assert list(found.guards) == ["1"]
+    assert "0.weight" in found.frozen

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.projection import Handle
+from sgp.projection import OptimizerHook
 
 STEPS = 50
 LIMIT = 1e-5
@@ -79,10 +79,10 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def eagerly(memory: sgp.GradientMemory, optimizer: torch.optim.Optimizer) -> Handle:
+def eagerly(memory: sgp.GradientMemory, optimizer: torch.optim.Optimizer) -> OptimizerHook:
     """Attach, trying the input side wherever it can be exact: these layers are too small for it to pay by itself."""
     plain = type(optimizer) is torch.optim.SGD and not any(g["weight_decay"] for g in optimizer.param_groups)
-    return memory.attach(optimizer, road="input" if plain else "auto")
+    return memory.attach(optimizer, mode="input" if plain else "auto")
 
 
 def rate(cls: object) -> float:
@@ -211,16 +211,16 @@ def _joint(layer: nn.Linear, *, gradient: bool = False) -> Tensor:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_all_roads_give_the_same_weights_for_plain_sgd(momentum: float) -> None:
     results = []
-    for road in ("applied", "gradient", "input"):
+    for mode in ("step", "gradient", "input"):
         torch.manual_seed(0)
         model = Net()
         memory = remembering(model, alpha=5.0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
-        handle = memory.attach(optimizer, road=road)
+        hook = memory.attach(optimizer, mode=mode)
         train(model, optimizer, 30)
         results.append(snapshot(model))
-        roads = handle.road
-    assert roads == {"conv": "gradient", "fc1": "input", "fc2": "input"}
+        modes = hook.modes
+    assert modes == {"conv": "gradient", "fc1": "input", "fc2": "input"}
     for other in results[1:]:
         for name, tensor in results[0].items():
             torch.testing.assert_close(tensor, other[name], atol=2e-6, rtol=1e-4)
@@ -231,24 +231,24 @@ def test_auto_watches_inputs_only_where_it_gains() -> None:
     memory = sgp.GradientMemory(model, threshold=0.97)
     memory.update([torch.randn(150, 300)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(16, 300)).square().sum().backward()
         optimizer.step()
-    assert handle.road == {"0": "input", "2": "gradient"}
+    assert hook.modes == {"0": "input", "2": "gradient"}
 
 
 def test_a_closure_is_projected_after_the_step() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         closure = closure_of(model, optimizer, step)
         optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
-    assert set(handle.road.values()) == {"applied"}
+    assert set(hook.modes.values()) == {"step"}
     assert_no_leak(memory, before)
 
 
@@ -337,12 +337,12 @@ def test_a_learning_rate_schedule_and_a_tensor_rate_do_not_leak() -> None:
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.3))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         train(model, optimizer, 1, first=step)
         schedule.step()
-    assert handle.road["fc1"] == "input"
+    assert hook.modes["fc1"] == "input"
     assert_no_leak(memory, before)
 
 
@@ -350,12 +350,12 @@ def test_groups_added_later_are_protected() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.Adam(model.head.parameters(), lr=0.01)
-    handle = eagerly(memory, optimizer)
-    assert handle.road == {}
+    hook = eagerly(memory, optimizer)
+    assert hook.modes == {}
     optimizer.add_param_group({"params": [p for n, p in model.named_parameters() if not n.startswith("head")]})
     before = snapshot(model)
     train(model, optimizer)
-    assert set(handle.road) == {"conv", "fc1", "fc2"}
+    assert set(hook.modes) == {"conv", "fc1", "fc2"}
     assert_no_leak(memory, before)
 
 
@@ -409,12 +409,12 @@ class Twice(Net):
 @pytest.mark.parametrize("alpha", [5.0, math.inf])
 def test_unusual_uses_of_a_weight_do_not_leak_and_stay_exact(cls: type[Net], alpha: float) -> None:
     results = []
-    for road in ("input", "applied"):
+    for mode in ("input", "step"):
         torch.manual_seed(0)
         model = cls()
         memory = remembering(model, alpha=alpha)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-        memory.attach(optimizer, road=road)
+        memory.attach(optimizer, mode=mode)
         before = snapshot(model)
         train(model, optimizer)
         assert_no_leak(memory, before)
@@ -448,7 +448,7 @@ def test_a_penalty_in_the_loss_does_not_leak() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         x, y = new_batch(step)
@@ -456,7 +456,7 @@ def test_a_penalty_in_the_loss_does_not_leak() -> None:
         penalty = sum(p.square().sum() for p in model.parameters())
         (F.cross_entropy(model(x), y) + 0.05 * penalty).backward()
         optimizer.step()
-    assert handle.road["fc1"] == "gradient"
+    assert hook.modes["fc1"] == "gradient"
     assert_no_leak(memory, before)
 
 
@@ -464,17 +464,17 @@ def test_a_penalty_that_begins_in_mid_task_does_not_leak() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer, 5)
-    assert handle.road["fc1"] == "input"
+    assert hook.modes["fc1"] == "input"
     for step in range(STEPS):
         x, y = new_batch(step)
         optimizer.zero_grad()
         (F.cross_entropy(model(x), y) + 0.05 * model.fc1.weight.square().sum()).backward()
         optimizer.step()
-    assert handle.road["fc1"] == "gradient"
-    assert "alone" in handle.reason["fc1"]
+    assert hook.modes["fc1"] == "gradient"
+    assert "alone" in hook.reasons["fc1"]
     assert_no_leak(memory, before)
 
 
@@ -522,10 +522,10 @@ def test_different_rates_for_weight_and_bias_do_not_leak() -> None:
         {"params": [p for n, p in model.named_parameters() if n.endswith("bias")], "lr": 0.5},
     ]
     optimizer = torch.optim.SGD(groups)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     train(model, optimizer)
-    assert set(handle.road.values()) == {"applied"}
+    assert set(hook.modes.values()) == {"step"}
     assert_no_leak(memory, before)
 
 
@@ -567,7 +567,7 @@ def test_a_backward_pass_that_is_thrown_away_is_not_held_against_the_input_side(
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     for step in range(STEPS):
         for part in range(2):  # the first is discarded by zero_grad
@@ -575,7 +575,7 @@ def test_a_backward_pass_that_is_thrown_away_is_not_held_against_the_input_side(
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    assert handle.road["fc1"] == "input"
+    assert hook.modes["fc1"] == "input"
     assert_no_leak(memory, before)
 
 
@@ -583,7 +583,7 @@ def test_a_forward_that_began_before_inputs_were_replaced_is_projected_in_full()
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = snapshot(model)
     pending = F.cross_entropy(model(new_batch(0)[0]), new_batch(0)[1])
     for step in range(1, STEPS):
@@ -592,7 +592,7 @@ def test_a_forward_that_began_before_inputs_were_replaced_is_projected_in_full()
         optimizer.step()
         x, y = new_batch(step)
         pending = F.cross_entropy(model(x), y)
-    assert handle.road["fc1"] == "input"
+    assert hook.modes["fc1"] == "input"
     assert_no_leak(memory, before)
 
 
@@ -657,7 +657,7 @@ def test_bfloat16_weights_keep_a_float32_master() -> None:
         memory.update([old_inputs().bfloat16()])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         with pytest.warns(UserWarning, match="float32 master"):
-            handle = eagerly(memory, optimizer)
+            hook = eagerly(memory, optimizer)
         before = snapshot(model)
         for step in range(STEPS):
             x, y = new_batch(step)
@@ -665,7 +665,7 @@ def test_bfloat16_weights_keep_a_float32_master() -> None:
             F.cross_entropy(model(x.bfloat16()).float(), y).backward()
             optimizer.step()
             if not keep:
-                handle.load_state_dict({"steps": 0, "masters": {}})
+                hook.load_state_dict({"steps": 0, "masters": {}})
         leaked[keep] = max(leaks(memory, before).values())
     assert leaked[True] < 0.05
     assert leaked[False] > 3 * leaked[True]
@@ -677,14 +677,14 @@ def test_masters_that_are_loaded_go_where_the_weights_are() -> None:
     memory.update([torch.randn(3, 6).bfloat16()])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="float32 master"):
-        handle = memory.attach(optimizer)
+        hook = memory.attach(optimizer)
     model(torch.randn(5, 6).bfloat16()).sum().backward()
     optimizer.step()
-    state = handle.state_dict()
+    state = hook.state_dict()
     assert state["masters"]
     model.to("meta")  # stands for an accelerator, which a file knows nothing of
-    handle.load_state_dict(state)
-    assert {master.device.type for master in handle.state_dict()["masters"].values()} == {"meta"}
+    hook.load_state_dict(state)
+    assert {master.device.type for master in hook.state_dict()["masters"].values()} == {"meta"}
 
 
 def test_channels_last_weights_do_not_leak() -> None:
@@ -702,27 +702,27 @@ def test_a_told_road_is_taken() -> None:
     model = Net()
     memory = remembering(model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)
-    for road in ("applied", "gradient"):
-        handle = memory.attach(sgd, road=road)
+    for mode in ("step", "gradient"):
+        hook = memory.attach(sgd, mode=mode)
         train(model, sgd, 3)
-        assert set(handle.road.values()) == {road}
+        assert set(hook.modes.values()) == {mode}
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
     with pytest.warns(UserWarning, match="Adam"):
-        handle = memory.attach(adam, road="gradient")
+        hook = memory.attach(adam, mode="gradient")
     before = snapshot(model)
     train(model, adam)
     assert max(leaks(memory, before).values()) > 0.05  # the paper's Adam failure
     with pytest.raises(ValueError, match="SGD"):
-        memory.attach(adam, road="input")
+        memory.attach(adam, mode="input")
 
 
 def test_a_detached_optimizer_is_free_again() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     train(model, optimizer, 5)
-    handle.detach()
+    hook.detach()
     bare = copy.deepcopy(model)
     free = torch.optim.SGD(bare.parameters(), lr=0.3)
     train(model, optimizer, 5)
@@ -801,13 +801,13 @@ def test_a_bias_that_joins_later_does_not_leak() -> None:
     weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     memory = sgp.GradientMemory(model, threshold=0.97, alpha=math.inf, exclude=["head*"])
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
     train(model, optimizer, 10)
     memory.update([old_inputs()])
     optimizer.add_param_group({"params": [p for n, p in model.named_parameters() if n.endswith("bias")]})
     before = snapshot(model)
     train(model, optimizer, STEPS, first=100)
-    assert set(handle.road.values()) == {"gradient"}
+    assert set(hook.modes.values()) == {"gradient"}
     assert_no_leak(memory, before)
 
 
@@ -815,7 +815,7 @@ def test_a_hook_that_edits_gradients_after_the_memory_does_not_leak() -> None:
     model = Net()
     memory = remembering(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = memory.attach(optimizer)
+    hook = memory.attach(optimizer)
 
     def decay(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for parameter in model.parameters():
@@ -824,7 +824,7 @@ def test_a_hook_that_edits_gradients_after_the_memory_does_not_leak() -> None:
     optimizer.register_step_pre_hook(decay)
     before = snapshot(model)
     train(model, optimizer)
-    assert set(handle.road.values()) == {"applied"}
+    assert set(hook.modes.values()) == {"step"}
     assert_no_leak(memory, before)
 
 
@@ -834,10 +834,10 @@ def test_a_layer_that_is_wrapped_before_a_new_optimizer_is_attached_does_not_lea
     layer = model.fc1
     model.fc1 = nn.Sequential(layer, nn.Identity())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    handle = eagerly(memory, optimizer)
+    hook = eagerly(memory, optimizer)
     before = _joint(layer)
     train(model, optimizer)
-    assert handle.road["fc1"] == "input"
+    assert hook.modes["fc1"] == "input"
     change = _joint(layer) - before
     assert change.norm() > 0.01
     assert (change @ memory.subspaces["fc1"].basis[0]).norm() < LIMIT * change.norm()  # all of it is blocked

@@ -1,0 +1,253 @@
+"""Realign the heads of earlier tasks after a later task has moved the features that they read.
+
+Where features drift, a head that stays as it was reads them wrongly, though most of the information that it needs is
+still there. No examples of its task are available; but what the drift does to its outputs can be seen on the examples
+of the new task. So a head is changed by least squares to give these the outputs that it gave before. Semantic drift
+compensation (Yu et al., CVPR 2020) moves class means in this way, learnable drift compensation (Gomez-Villa et al.,
+ECCV 2024) features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sgp.projection.anchor import Anchor, extend_rows, has_grown, list_tensors
+from sgp.projection.collect import evaluation_pass
+from sgp.projection.distributed import ProcessGroup
+from sgp.projection.sharded import find_fsdp_modules
+from sgp.projection.update import check_not_single_batch
+
+# Share of the mean energy of a feature. It keeps heads as they were along directions that the new task hardly has.
+RIDGE = 0.1
+# Features of at least this many examples are multiplied at once.
+ROWS = 1024
+
+
+def realign(
+    model: nn.Module,
+    heads: nn.Linear | Iterable[nn.Linear],
+    batches: Iterable[Any],
+    *,
+    features: Callable[[Any], Tensor],
+    reference: Mapping[str, Tensor],
+    distributed: bool = True,
+) -> None:
+    """Fit the heads of earlier tasks to the features that a task has moved.
+
+    They are fitted by least squares to the outputs that they gave to the task's inputs before it was learned. Call it
+    after the training and before the memory's update::
+
+        train(model, optimizer, task)
+        sgp.heads.realign(
+            model, model.heads[:2], task.loader,
+            features=lambda batch: model.features(batch[0]), reference=memory.anchor,
+        )
+        memory.update(task.loader)
+
+    The model runs in eval mode without gradients and is left as it was, but for these heads. Where torch.distributed
+    has been set up, every process calls this with its own shard of the data.
+
+    Args:
+        model: Model that has the heads.
+        heads: Linear layers of earlier tasks, which read the same features.
+        batches: Batches of the task that was just learned.
+        features: Function that runs the model on a batch up to what the heads read, [..., d].
+        reference: Weights of the model before the task by name: ``memory.anchor``, or a copy of its ``state_dict``.
+        distributed: Whether other processes take part.
+
+    Raises:
+        ValueError: A head is protected by the memory, or has changed since, or the reference does not fit the model.
+    """
+    own = _name_heads(model, [heads] if isinstance(heads, nn.Linear) else heads)
+    if isinstance(reference, Anchor):
+        _check_free(own, reference)
+    check_not_single_batch(batches)
+    if find_fsdp_modules(model):
+        raise ValueError("realign is not for sharded models, whose earlier weights are in parts on many processes")
+    if not own:
+        return
+    now = list_tensors(model)
+    _check_shapes(now, reference)
+    # Laid out in memory as the weights are, to stand in for them.
+    then = {
+        name: torch.empty_like(tensor).copy_(extend_rows(reference[name], tensor))
+        for name, tensor in now.items()
+        if name in reference
+    }
+    if all(torch.equal(now[name], tensor) for name, tensor in then.items()):
+        raise RuntimeError("nothing has changed since the last update: call realign before the update of the new task")
+    for name, head in own.items():
+        parts = [f"{name}.{part}" for part, _ in head.named_parameters()]
+        if not all(part in then and torch.equal(now[part], then[part]) for part in parts):
+            raise ValueError(f"{name!r} has changed since the last update, so it is not a head of an earlier task")
+    members = list(own.values())
+
+    def compute_targets() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            with _swap_tensors(now, then):
+                outputs = compute_outputs(members, _flatten_features(features(batch), members))
+            yield _flatten_features(features(batch), members), outputs
+
+    with evaluation_pass(model, batches):
+        fit_heads(members, compute_targets(), ProcessGroup(distributed))
+
+
+@torch.no_grad()
+def fit_heads(
+    heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Tensor]], processes: ProcessGroup | None = None
+) -> None:
+    """Change heads to give target outputs, as far as they can and a ridge lets them.
+
+    With X the features [n, d] and A the targets, the weights W of all heads become W + D^T with
+
+        D = (X^T X + r I)^-1 X^T (A - X W^T)
+
+    Args:
+        heads: Heads that read the same features, each with weights of its own.
+        targets: Batches of features with their target outputs, laid out as :func:`compute_outputs` returns them.
+        processes: Processes that have a part of the batches each and end with the same heads; None for this one alone.
+
+    Raises:
+        ValueError: There are no features, or only zeros.
+        FloatingPointError: A feature or a target is NaN or infinite. Heads are as before in either case.
+    """
+    processes = processes or ProcessGroup(distributed=False)
+    sums = processes.run_together(partial(_sum_products, heads, targets))
+    gram, product = (processes.sum_over_ranks(part) for part in sums)
+    d = len(gram) - 1
+    if not (gram.isfinite().all() and product.isfinite().all()):
+        raise FloatingPointError("some features or outputs are NaN, infinite or too large: heads stay as they are")
+    if not gram.diagonal()[:d].any():
+        raise ValueError("the batches gave no features, or only zeros: there is nothing to fit a head to")
+    # Scaled in this way, a fit is the same for features of any size.
+    gram.diagonal()[:d] += RIDGE * gram.diagonal()[:d].mean()
+    gram[d, d] *= 1 + RIDGE
+    change = torch.zeros_like(product)
+    columns = torch.split(torch.arange(product.shape[1]), [head.out_features for head in heads])
+    for used in (d, d + 1):  # heads without a bias, then those with one
+        own = [part for head, part in zip(heads, columns, strict=True) if used == d + (head.bias is not None)]
+        if own:
+            place = torch.cat(own).to(product.device)
+            change[:used, place] = torch.linalg.solve(gram[:used, :used], product[:used, place])
+    change = processes.broadcast_first(change)
+    for head, part in zip(heads, columns, strict=True):
+        head.weight.add_(change[:d, part].T)
+        if head.bias is not None:
+            head.bias.add_(change[d, part])
+
+
+def compute_outputs(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
+    """Return the outputs of heads for features [n, d], side by side [n, classes of all heads]."""
+    return torch.cat([head(features) for head in heads], dim=1)
+
+
+def _sum_products(heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return X^T X and X^T (A - X W^T) in float64. A last feature is always 1: a bias is its weight."""
+    d = heads[0].in_features
+    gram = heads[0].weight.new_zeros(d + 1, d + 1, dtype=torch.float64)
+    product = gram.new_zeros(d + 1, sum(head.out_features for head in heads))
+    for features, outputs in _join_batches(targets):
+        error = outputs - compute_outputs(heads, features)
+        # Half precision would overflow, and autocast would compute in it.
+        exact = torch.promote_types(features.dtype, torch.float32)
+        with torch.autocast(features.device.type, enabled=False):
+            rows = nn.functional.pad(features.to(exact), (0, 1), value=1.0)
+            gram += rows.T @ rows
+            product += rows.T @ error.to(exact)
+    return gram, product
+
+
+def _join_batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Join small batches: to add a product up costs as much for few rows as for many."""
+    features: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for batch, target in pairs:
+        features.append(batch)
+        outputs.append(target)
+        if sum(map(len, features)) >= ROWS:
+            yield torch.cat(features), torch.cat(outputs)
+            features, outputs = [], []
+    if features:
+        yield torch.cat(features), torch.cat(outputs)
+
+
+def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linear]:
+    """Return heads by their names in a model, each once.
+
+    Raises:
+        TypeError: A head is not a linear layer of the model with a weight that can be changed.
+        ValueError: Two heads share a weight, or read different features.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[str, nn.Linear] = {}
+    for head in heads:
+        if not isinstance(head, nn.Linear):
+            raise TypeError(f"heads must be nn.Linear layers, got {type(head).__name__}")
+        if head not in names:
+            raise TypeError(
+                f"the model has no such head, {head}: make the memory of a module that contains body and heads, with "
+                "the heads in exclude="
+            )
+        if "weight" not in head._parameters:
+            raise TypeError(f"the weight of {names[head]!r} is computed from others: remove its parametrization first")
+        found[names[head]] = head
+    weights = {id(head.weight): name for name, head in found.items()}
+    for name, head in found.items():
+        if weights[id(head.weight)] != name:
+            raise ValueError(f"{name!r} and {weights[id(head.weight)]!r} share one weight: give one of them")
+    widths = sorted({head.in_features for head in found.values()})
+    if len(widths) > 1:
+        raise ValueError(f"heads must read the same features, got dimensions {' and '.join(map(str, widths))}")
+    return found
+
+
+def _check_free(heads: Iterable[str], anchor: Anchor) -> None:
+    """Raise if a memory protects a head: it would take the change for training that nobody projected."""
+    for name in heads:
+        if any(f"{name}.{part}" in anchor.protected for part in ("weight", "bias")):
+            raise ValueError(f"{name!r} is protected, and a head of an earlier task is free: exclude=[{name + '.*'!r}]")
+
+
+def _check_shapes(now: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+    for name, tensor in now.items():
+        then = reference.get(name)
+        if then is None:
+            continue
+        if then.numel() and then.data_ptr() == tensor.data_ptr():
+            raise ValueError(
+                "reference: these are the model's own tensors, which training changes; keep a copy, "
+                "copy.deepcopy(model.state_dict())"
+            )
+        if then.shape != tensor.shape and not has_grown(then, tensor):
+            raise ValueError(
+                f"reference: {name!r} has shape {tuple(then.shape)}, the model's has {tuple(tensor.shape)}"
+            )
+
+
+@contextmanager
+def _swap_tensors(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the body with other values in a model's parameters and buffers, without copying any."""
+    kept = {name: now[name].data for name in then}
+    try:
+        for name, tensor in then.items():
+            now[name].data = tensor
+        torch.clear_autocast_cache()  # it knows weights by their identity
+        yield
+    finally:
+        for name, tensor in kept.items():
+            now[name].data = tensor
+        torch.clear_autocast_cache()
+
+
+def _flatten_features(features: Tensor, heads: Sequence[nn.Linear]) -> Tensor:
+    """Return features as rows [n, d] in the precision of the heads: autocast may have computed them in less."""
+    if not isinstance(features, Tensor) or features.dim() < 2 or features.shape[-1] != heads[0].in_features:
+        found = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"features must return what the heads read, [n, {heads[0].in_features}]; got {found}")
+    return features.flatten(0, -2).to(heads[0].weight.dtype)

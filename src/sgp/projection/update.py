@@ -1,0 +1,300 @@
+"""The steps of an update: scan the model, plan the passes over the data, collect input Gram matrices, grow bases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from sgp.patterns import check_patterns, find_pattern
+from sgp.projection.caller_warning import warn_caller
+from sgp.projection.collect import collect_inputs, warn_unless_shuffled
+from sgp.projection.distributed import ProcessGroup
+from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
+from sgp.projection.layer import ProtectedLayer
+from sgp.projection.protected_model import ProtectedModel
+from sgp.projection.scan import Scan, ScanRules, scan_model
+from sgp.projection.subspace import Bases, Store, Subspace
+from sgp.projection.tokens import TokenCounts, TokenSubspace
+
+Threshold = float | Callable[[int], float]
+# Bases of a layer, the Gram matrix of its inputs and the threshold -> bases after the task.
+Grow = Callable[[Bases, InputGram, float], Bases]
+
+# The Gram matrices of as many layers are collected in one pass over the data as fit in this many bytes.
+DEFAULT_BUDGET = 2 * 2**30
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What an update knows before it looks at any data.
+
+    Attributes:
+        scan: The model's parameters as they are now, with the bases that their layers have.
+        thresholds: Threshold of each layer.
+        limits: Number of samples of each layer; None for all.
+        passes: Layers by pass over the data.
+    """
+
+    scan: Scan
+    thresholds: Mapping[str, float]
+    limits: Mapping[str, int | None]
+    passes: Sequence[Sequence[ProtectedLayer]]
+
+
+def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
+    """Sort the parameters of a model as it is now, and hand the bases over to the layers.
+
+    A layer that was wrapped or moved inside the model since the last update is recognized by its weight.
+
+    Raises:
+        ValueError: There is no layer to protect, or a layer's inputs have changed.
+    """
+    old = protected.subspaces
+    dimensions = {name: subspace.dimension for name, subspace in old.items()}
+    scan = scan_layers(protected.model, rules, dimensions)
+    renamed = _find_renamed(protected, scan)
+    if renamed:
+        dimensions |= {new: dimensions[name] for name, new in renamed.items()}
+        scan = scan_layers(protected.model, rules, dimensions)
+    gone = []
+    for name, subspace in old.items():
+        layer = scan.layers.get(renamed.get(name, name))
+        if layer is None:
+            gone.append(name)
+        else:
+            layer.subspace = subspace
+    if gone:
+        warn_caller(f"{', '.join(gone)} is gone from the model, and its bases with it")
+    resize_subspaces(scan.layers.values())
+    return scan
+
+
+def scan_layers(model: nn.Module, rules: ScanRules, dimensions: Mapping[str, int] | None = None) -> Scan:
+    """Sort the parameters of a model that has at least one layer to protect."""
+    scan = scan_model(model, rules, dimensions=dimensions)
+    if not scan.layers:
+        raise ValueError(
+            "the model has no layer to protect: every layer is excluded, not trained, or of a type "
+            "that is not known (give it to sgp.register_layer)"
+        )
+    return scan
+
+
+def resize_subspaces(layers: Iterable[ProtectedLayer]) -> None:
+    """Let the bases of embeddings follow a vocabulary that has grown.
+
+    Raises:
+        ValueError: A layer's inputs are not those of its bases.
+    """
+    resized: dict[tuple[int, int], Bases] = {}  # layers that share bases go on sharing them
+    following = []
+    for layer in layers:
+        subspace = layer.subspace
+        if subspace is None or not layer.weight.is_present:
+            continue
+        subspace = resized.setdefault((id(subspace), layer.dimension), subspace.resize(layer.dimension))
+        if (subspace.groups, subspace.dimension) != (layer.groups, layer.dimension):
+            raise ValueError(
+                f"layer {layer.name!r} has changed since the last update: its inputs have {layer.groups} x "
+                f"{layer.dimension} dimensions, its bases {subspace.groups} x {subspace.dimension}. Only a vocabulary "
+                "may grow: restore the layer, or continue with a new GradientMemory, which protects nothing of "
+                "older tasks"
+            )
+        following.append((layer, subspace))
+    for layer, subspace in following:
+        layer.subspace = subspace
+
+
+def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
+    """Return old name -> new name of the layers whose weight is now found elsewhere in the model."""
+    places = {(id(layer.weight.tensor), layer.block): name for name, layer in scan.layers.items()}
+    renamed = {}
+    for layer in protected.layers_with_bases:
+        if layer.name not in scan.layers and layer.weight.is_present:
+            place = places.get((id(layer.weight.tensor), layer.block))
+            if place is not None:
+                renamed[layer.name] = place
+    return renamed
+
+
+def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: ProtectedLayer, task: int) -> float:
+    """Return the threshold of a layer for a task."""
+    value = match_layer(threshold, layer) if isinstance(threshold, Mapping) else threshold
+    if value is None:
+        raise ValueError(f"threshold: no pattern matches the layer {layer.name!r}; add one, such as '*'")
+    return check_threshold(value(task) if callable(value) else value, f"threshold of layer {layer.name!r}")
+
+
+def check_threshold(value: Any, name: str) -> float:
+    """Return a threshold as a number, or raise if it is none in (0, 1]."""
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
+    return float(value)
+
+
+def find_limits(
+    model: nn.Module, samples: int | Mapping[str, int] | None, layers: Mapping[str, ProtectedLayer]
+) -> dict[str, int | None]:
+    """Return the number of samples of each layer; None for all."""
+    if isinstance(samples, Mapping):
+        check_patterns(model, samples, "samples", layers)
+    limits: dict[str, int | None] = {}
+    for name, layer in layers.items():
+        limit = match_layer(samples, layer) if isinstance(samples, Mapping) else samples
+        if limit is not None and limit < 1:
+            raise ValueError(f"samples of layer {name!r} must be at least 1, got {limit}")
+        limits[name] = limit
+    return limits
+
+
+def match_layer(values: Mapping[str, V], layer: ProtectedLayer) -> V | None:
+    """Return the value of the first pattern that matches a layer's name or that of its weight."""
+    for pattern, value in values.items():
+        if find_pattern(layer.name, [pattern]) or find_pattern(layer.weight.name, [pattern]):
+            return value
+    return None
+
+
+def group_passes(layers: Iterable[ProtectedLayer], budget: int) -> list[list[ProtectedLayer]]:
+    """Group layers into passes whose Gram matrices fit in a budget.
+
+    Layers that share bases stay together; a group of them that does not fit gets a pass of its own. Only layers of one
+    pass can share a Gram matrix, and layers that are separated once have bases of their own from then on. What layers
+    without bases will share is not known, but most of it lies inside one module or one parent (query, key and value),
+    so a pass ends between two parents wherever a parent fits.
+    """
+    passes: list[list[ProtectedLayer]] = [[]]
+    used = 0
+
+    def end_pass_unless_fits(size: int) -> None:
+        nonlocal used
+        if passes[-1] and used + size > budget:
+            passes.append([])
+            used = 0
+
+    for _, group in itertools.groupby(_find_units(layers), key=_find_parent):
+        units = list(group)
+        sizes = [_bound_bytes(unit) for unit in units]
+        end_pass_unless_fits(sum(sizes))
+        for unit, size in zip(units, sizes, strict=True):
+            end_pass_unless_fits(size)
+            passes[-1] += unit
+            used += size
+    return passes
+
+
+def _find_units(layers: Iterable[ProtectedLayer]) -> list[list[ProtectedLayer]]:
+    """Group layers that must stay together: those of one subspace, or of one module where there is none yet."""
+    units: dict[object, list[ProtectedLayer]] = {}
+    for layer in layers:
+        key = layer.sources[0].module if layer.subspace is None else id(layer.subspace)
+        units.setdefault(key, []).append(layer)
+    return list(units.values())
+
+
+def _find_parent(unit: Sequence[ProtectedLayer]) -> object:
+    """Return what units must agree in to come to share a Gram matrix; units that have bases do not."""
+    return id(unit) if unit[0].subspace is not None else unit[0].sources[0].module.rpartition(".")[0]
+
+
+def _bound_bytes(unit: Sequence[ProtectedLayer]) -> int:
+    """Return the most bytes that the Gram matrices of a unit take. Layers of one subspace share one."""
+    grams = {id(layer.subspace or layer): layer for layer in unit}
+    return sum(
+        8 * layer.dimension * (1 if layer.layer_type.is_lookup else layer.groups * layer.dimension)
+        for layer in grams.values()
+    )
+
+
+def collect_subspaces(
+    plan: UpdatePlan,
+    processes: ProcessGroup,
+    protected: ProtectedModel,
+    batches: Iterable[Any],
+    *,
+    forward: Callable[[Any], Any] | None,
+    mask: Callable[[Any], Tensor | None] | None,
+    grow: Grow,
+    store: Store,
+) -> dict[str, Bases]:
+    """Run the passes of an update.
+
+    Returns:
+        The bases after the task, by layer, of the layers that saw an input.
+    """
+    if any(limit is not None for limit in plan.limits.values()):
+        warn_unless_shuffled(batches)
+    shares = {name: processes.split_samples(limit, batches) for name, limit in plan.limits.items()}
+    subspaces: dict[str, Bases] = {}
+    reached: set[str] = set()
+    for members in plan.passes:
+        collect = partial(
+            collect_inputs,
+            protected.model,
+            batches,
+            members,
+            forward=forward,
+            samples=shares,
+            precise={layer.name: plan.thresholds[layer.name] > FLOAT32_THRESHOLD for layer in members},
+            mask=mask,
+            in_step=processes.run_in_lockstep if protected.is_sharded else None,
+        )
+        grams, found = processes.merge_grams(processes.run_together(collect))
+        reached |= found
+        grown = processes.run_together(partial(_grow_subspaces, plan, grams, grow, store))
+        subspaces |= processes.broadcast_bases(grown)
+    if not reached:
+        raise ValueError(
+            "none of the protected layers saw an input: is this the model that the batches run through, and does "
+            "the mask leave any position?"
+        )
+    return subspaces
+
+
+def _grow_subspaces(plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow, store: Store) -> dict[str, Bases]:
+    """Return the bases after a task; layers that share Gram matrix, bases and threshold go on sharing bases."""
+    results: dict[tuple[int, int, float], Bases] = {}
+    grown = {}
+    for name, gram in grams.items():
+        layer, threshold = plan.scan.layers[name], plan.thresholds[name]
+        key = (id(gram), id(layer.subspace), threshold)
+        if key not in results:
+            bases = layer.subspace or _make_empty(gram)
+            if (bases.groups, bases.dimension) != (gram.groups, gram.dimension):
+                raise ValueError(
+                    f"layer {name!r} has changed: its inputs have {gram.groups} x {gram.dimension} dimensions, its "
+                    f"bases {bases.groups} x {bases.dimension}"
+                )
+            results[key] = grow(bases, gram, threshold).compress(store)
+        grown[name] = results[key]
+    return grown
+
+
+def _make_empty(gram: InputGram) -> Bases:
+    """Return bases without vectors for the inputs of a Gram matrix."""
+    if isinstance(gram, TokenCounts):
+        return TokenSubspace.empty(gram.dimension)
+    return Subspace.empty(gram.groups, gram.dimension)
+
+
+def check_not_single_batch(batches: Any) -> None:
+    """Raise if batches look like a single one, which would be taken apart into wrong batches."""
+    is_tensor_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(b, Tensor) for b in batches)
+    if isinstance(batches, Tensor | Mapping) or (is_tensor_pair and batches[0].dim() != batches[1].dim()):
+        raise TypeError("an iterable of batches is needed, and this looks like a single batch: pass [batch]")
+
+
+def check_passes(passes: Sequence[object], batches: Iterable[Any], budget: int) -> None:
+    """Raise if several passes over the data are needed and an iterator gives only one."""
+    if len(passes) > 1 and isinstance(batches, Iterator):
+        raise ValueError(
+            f"the Gram matrices take {len(passes)} passes over the data and an iterator gives one: pass a "
+            f"list or a DataLoader, or a larger budget= (bytes; now {budget})"
+        )
