@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
-from sgp.projection.realign import RIDGE, refit
+from sgp.heads import RIDGE, fit_heads
 
 
 class Net(nn.Module):
@@ -58,6 +58,11 @@ def of(model: Net) -> Callable[[Any], Tensor]:
     return lambda batch: model.body(batch if isinstance(batch, Tensor) else batch[0])
 
 
+def realign(memory: sgp.GradientMemory, heads: Any, batches: Any, features: Callable[[Any], Tensor]) -> None:
+    """Realign heads with the weights as of the memory's last update as the reference."""
+    sgp.heads.realign(memory.model, heads, batches, features=features, reference=memory.anchor)
+
+
 def heads(model: Net) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.heads.state_dict().items()}
 
@@ -70,9 +75,8 @@ def literally(X: Tensor, wanted: Tensor, W: Tensor) -> Tensor:
 
 def anchored(model: Net, memory: sgp.GradientMemory) -> Net:
     """The model as of the last update, in eval mode."""
-    assert memory._anchor is not None
     before = copy.deepcopy(model).eval()
-    before.load_state_dict(memory._anchor)
+    before.load_state_dict(dict(memory.anchor))
     return before
 
 
@@ -82,7 +86,7 @@ def test_the_change_is_that_of_the_formula() -> None:
     model.eval()
     X, W = model.body(inputs(1)), model.heads[0].weight
     expected = literally(X.double(), wanted.double(), W.double()).detach()
-    memory.realign(model.heads[0], inputs(1).split(20), features=of(model))
+    realign(memory, model.heads[0], inputs(1).split(20), features=of(model))
     torch.testing.assert_close(model.heads[0].weight.double(), expected, atol=1e-5, rtol=0)
 
 
@@ -96,7 +100,7 @@ def test_a_bias_is_the_weight_of_a_feature_that_is_always_1() -> None:
     ridge = torch.full((7,), float(X[:, :6].square().sum(0).mean()), dtype=torch.float64)
     ridge[6] = 64
     D = torch.linalg.inv(X.T @ X + RIDGE * ridge.diag()) @ X.T @ (wanted - X @ W.T)
-    memory.realign(head, [inputs(1)], features=of(model))
+    realign(memory, head, [inputs(1)], features=of(model))
     found = torch.cat([head.weight, head.bias[:, None]], dim=1).double()
     torch.testing.assert_close(found, W + D.T, atol=1e-5, rtol=0)
 
@@ -104,7 +108,7 @@ def test_a_bias_is_the_weight_of_a_feature_that_is_always_1() -> None:
 def fitted(heads: list[nn.Linear], X: Tensor, wanted: list[Tensor]) -> list[Tensor]:
     """What copies of heads answer after a fit."""
     heads = copy.deepcopy(heads)
-    refit(heads, [(X, torch.cat(wanted, dim=1))])
+    fit_heads(heads, [(X, torch.cat(wanted, dim=1))])
     return [head(X).detach() for head in heads]
 
 
@@ -124,7 +128,7 @@ def test_half_precision_does_not_overflow() -> None:
     torch.manual_seed(0)
     head, X = nn.Linear(6, 3).half(), (4 * torch.randn(8000, 6)).half()
     wanted = X @ torch.randn(3, 6).half().T
-    refit([head], zip(X.split(700), wanted.split(700), strict=True))
+    fit_heads([head], zip(X.split(700), wanted.split(700), strict=True))
     assert (head(X) - wanted).norm() < wanted.norm() / 5
 
 
@@ -138,8 +142,8 @@ def test_what_is_no_number_is_refused_and_nothing_changes(bad: float) -> None:
         found[3, 2] = bad
         return found
 
-    with pytest.raises(FloatingPointError, match="not numbers"):
-        memory.realign(model.heads[0], [inputs(1)], features=spoilt)
+    with pytest.raises(FloatingPointError, match="NaN, infinite or too large"):
+        realign(memory, model.heads[0], [inputs(1)], features=spoilt)
     assert all(torch.equal(tensor, own[name]) for name, tensor in heads(model).items())
 
 
@@ -153,7 +157,7 @@ def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen(
         for parameter in model.body[4].parameters():
             parameter.copy_(mixing @ parameter)
     lost = (model(inputs(0), 0) - wanted).norm()
-    memory.realign([model.heads[0]], [inputs(2, 500)], features=of(model))
+    realign(memory, [model.heads[0]], [inputs(2, 500)], features=of(model))
     assert (model(inputs(0), 0) - wanted).norm() < lost / 2  # the ridge holds back a part
 
 
@@ -163,14 +167,14 @@ def test_batches_may_come_in_any_order_and_the_model_is_as_it_was_but_for_the_he
     own, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     data = TensorDataset(inputs(1), torch.zeros(64))
     state = torch.get_rng_state()
-    memory.realign(model.heads[:1], DataLoader(data, batch_size=16, shuffle=True), features=of(model))
+    realign(memory, model.heads[:1], DataLoader(data, batch_size=16, shuffle=True), features=of(model))
     assert torch.equal(torch.get_rng_state(), state)
     assert [module.training for module in model.modules()] == flags
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, own[name])}
     assert changed == {"heads.0.weight", "heads.0.bias"}
     shuffled = heads(model)
     model.heads.load_state_dict(again)
-    memory.realign([model.heads[0]] * 2, DataLoader(data, batch_size=64), features=of(model))
+    realign(memory, [model.heads[0]] * 2, DataLoader(data, batch_size=64), features=of(model))
     torch.testing.assert_close(heads(model), shuffled, atol=1e-5, rtol=0)
     memory.update([inputs(1)], forward=lambda x: model(x, 1))
 
@@ -181,7 +185,7 @@ def test_features_may_have_more_dimensions_and_come_from_autocast() -> None:
         for shape in ((64, 6), (4, 16, 6)):
             model, memory = learned()
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                memory.realign(model.heads[0], [inputs(1)], features=lambda x: model.body(x).view(shape))  # noqa: B023
+                realign(memory, model.heads[0], [inputs(1)], features=lambda x: model.body(x).view(shape))  # noqa: B023
             found.append(model.heads[0].weight.detach() - learned()[0].heads[0].weight.detach())
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[2], found[3])
@@ -198,43 +202,45 @@ def test_steps_that_are_still_to_be_projected_are_projected_first() -> None:
         train(model, optimizer, 2)
         if flushed:
             hook.flush()
-        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
+        realign(memory, model.heads[:2], [inputs(2)], features=of(model))
         found.append(heads(model))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_other_weights_can_be_given_to_go_back_to() -> None:
     model, memory = learned()
-    reference = copy.deepcopy(memory._anchor)
-    memory.realign(model.heads[0], [inputs(1)], features=of(model))
+    reference = {name: tensor.clone() for name, tensor in memory.anchor.items()}
+    realign(memory, model.heads[0], [inputs(1)], features=of(model))
     bare, without = learned(anchor=False)
     with pytest.raises(RuntimeError, match="pass reference="):
-        without.realign(bare.heads[0], [inputs(1)], features=of(bare))
-    without.realign(bare.heads[0], [inputs(1)], features=of(bare), reference=reference)
+        realign(without, bare.heads[0], [inputs(1)], features=of(bare))
+
+    def realign_to(reference: dict[str, Tensor]) -> None:
+        sgp.heads.realign(bare, bare.heads[0], [inputs(1)], features=of(bare), reference=reference)
+
+    realign_to(reference)
     torch.testing.assert_close(heads(bare), heads(model), rtol=0, atol=0)
     with pytest.raises(ValueError, match="these are the model's own tensors"):
-        without.realign(bare.heads[0], [inputs(1)], features=of(bare), reference=bare.state_dict())
+        realign_to(bare.state_dict())
     with pytest.raises(ValueError, match="reference: there is no 'body"):
-        without.realign(
-            bare.heads[0], [inputs(1)], features=of(bare), reference={"module.body.0.weight": torch.ones(1)}
-        )
+        realign_to({"module.body.0.weight": torch.ones(1)})
 
 
 def test_a_call_at_the_wrong_time_is_refused() -> None:
     model, memory = learned()
-    memory.realign([], [inputs(1)], features=of(model))  # as in a first task
+    realign(memory, [], [inputs(1)], features=of(model))  # as in a first task
     memory.update([inputs(1)], forward=lambda x: model(x, 1))
     with pytest.raises(RuntimeError, match="nothing has changed since the last update: call realign before"):
-        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
+        realign(memory, model.heads[:2], [inputs(2)], features=of(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     hook = memory.attach(optimizer)
     train(model, optimizer, 2)
     with pytest.raises(
-        ValueError, match=r"'heads\.2' has changed since the last update, so it is no head of an earlier"
+        ValueError, match=r"'heads\.2' has changed since the last update, so it is not a head of an earlier"
     ):
-        memory.realign(model.heads, [inputs(2)], features=of(model))
-    with hook.projected(), pytest.raises(RuntimeError, match="heads would be fitted to weights that are undone"):
-        memory.realign(model.heads[:2], [inputs(2)], features=of(model))
+        realign(memory, model.heads, [inputs(2)], features=of(model))
+    with hook.projected(), pytest.raises(RuntimeError, match="weights would be compared that are undone"):
+        realign(memory, model.heads[:2], [inputs(2)], features=of(model))
 
 
 def test_what_cannot_be_realigned_is_refused_and_nothing_changes() -> None:
@@ -245,7 +251,7 @@ def test_what_cannot_be_realigned_is_refused_and_nothing_changes() -> None:
         (ValueError, r"'body\.4' is protected, .*: exclude=\['body\.4\.\*'\]", model.body[4], right),
         (TypeError, "the model has no such head, Linear", nn.Linear(6, 3), right),
         (TypeError, r"heads must be nn\.Linear layers, got Tanh", [model.body[2]], right),
-        (ValueError, "got some of 6 and 8", [model.heads[0], model.body[0]], right),
+        (ValueError, "got dimensions 6 and 8", [model.heads[0], model.body[0]], right),
         (
             ValueError,
             r"what the heads read, \[n, 6\]; got shape \(64, 8\)",
@@ -259,18 +265,18 @@ def test_what_cannot_be_realigned_is_refused_and_nothing_changes() -> None:
     ]
     for kind, message, head, arguments in cases:
         with pytest.raises(kind, match=message):
-            memory.realign(head, arguments["batches"], features=arguments["features"])
+            realign(memory, head, arguments["batches"], arguments["features"])
     assert all(torch.equal(tensor, own[name]) for name, tensor in model.state_dict().items())
 
 
 def test_heads_whose_weight_is_not_their_own_are_refused() -> None:
     model, memory = learned()
     model.heads[1].weight = model.heads[0].weight
-    with pytest.raises(ValueError, match=r"'heads\.0' and 'heads\.1' have one weight"):
-        memory.realign(model.heads[:2], [inputs(1)], features=of(model))
+    with pytest.raises(ValueError, match=r"'heads\.0' and 'heads\.1' share one weight"):
+        realign(memory, model.heads[:2], [inputs(1)], features=of(model))
     nn.utils.parametrizations.weight_norm(model.heads[2])
     with pytest.raises(TypeError, match=r"the weight of 'heads\.2' is computed from others"):
-        memory.realign(model.heads[2], [inputs(1)], features=of(model))
+        realign(memory, model.heads[2], [inputs(1)], features=of(model))
 
 
 def test_a_vocabulary_may_have_grown_and_a_bias_that_the_memory_holds_is_refused() -> None:
@@ -284,18 +290,19 @@ def test_a_vocabulary_may_have_grown_and_a_bias_that_the_memory_holds_is_refused
         wider.weight[:10] = model["words"].weight + torch.randn(10, 6)
     model["words"] = wider
     own = model["head"].weight.detach().clone()
-    memory.realign(model["head"], [tokens], features=lambda batch: model["words"](batch))
+    realign(memory, model["head"], [tokens], features=lambda batch: model["words"](batch))
     assert not torch.equal(model["head"].weight, own)
     held = sgp.GradientMemory(model, threshold=0.9, exclude=["head.weight"])
+    held.update([tokens], forward=lambda batch: model["head"](model["words"](batch)))
     with pytest.raises(ValueError, match="'head' is protected, and a head of an earlier task is free"):
-        held.realign(model["head"], [tokens], features=lambda batch: model["words"](batch))
+        realign(held, model["head"], [tokens], features=lambda batch: model["words"](batch))
 
 
 def test_sharded_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, memory = learned()
-    monkeypatch.setattr(type(memory._protection), "is_sharded", True)
+    monkeypatch.setattr(sgp.heads, "find_fsdp_modules", list[nn.Module].copy)
     with pytest.raises(ValueError, match="realign is not for sharded models"):
-        memory.realign(model.heads[0], [inputs(1)], features=of(model))
+        realign(memory, model.heads[0], [inputs(1)], features=of(model))
 
 
 def process(out: str, mode: str) -> None:
@@ -303,7 +310,7 @@ def process(out: str, mode: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model, memory = learned()
-    memory.realign(model.heads[:1], inputs(1)[rank::2].split(10), features=of(model))
+    realign(memory, model.heads[:1], inputs(1)[rank::2].split(10), features=of(model))
     torch.save(heads(model), Path(out) / f"{rank}.pt")
     (Path(out) / f"{rank}.json").write_text("{}")
     dist.destroy_process_group()
@@ -313,7 +320,7 @@ def process(out: str, mode: str) -> None:
 def test_two_processes_fit_the_heads_of_a_single_one(tmp_path: Path) -> None:
     processes(__file__, tmp_path, "")
     model, memory = learned()
-    memory.realign(model.heads[:1], [inputs(1)], features=of(model))
+    realign(memory, model.heads[:1], [inputs(1)], features=of(model))
     ours, theirs = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     for name, tensor in heads(model).items():
         assert torch.equal(ours[name], theirs[name])

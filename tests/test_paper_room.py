@@ -17,6 +17,7 @@ from sgp.benchmarks import BENCHMARKS, GameBenchmark
 from sgp.methods import METHODS, Supervised
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, has_recipe, numbers, rows
+from sgp.projection.update import find_limits, find_threshold
 from sgp.runs.config import Config, configure
 
 OURS = (
@@ -261,11 +262,11 @@ PUBLISHED_THRESHOLDS = {
 def test_the_reference_preset_has_the_published_codes_memory_layer_by_layer(benchmark: str, method: str) -> None:
     config = configure(benchmark, method, "reference")
     memory = METHODS[method](network_of(config), config.settings, exclude=["heads.*"]).memory  # type: ignore[attr-defined]
-    guards = memory._protection.layout.guards
-    assert memory._limits(config.flat()["memory_samples"], guards) == PUBLISHED_SAMPLES[benchmark]
+    limits = find_limits(memory.model, config.flat()["memory_samples"], memory.layers)
+    assert limits == PUBLISHED_SAMPLES[benchmark]
     numerics = memory.numerics
     assert (numerics.first_rank, numerics.truncation, numerics.orthogonalise) == ("one-less", "after", False)
-    assert memory.bias == "freeze"
+    assert memory.rules.bias == "freeze"
     for task in (0, 1, 4):
         assert memory.threshold(task) == pytest.approx(PUBLISHED_THRESHOLDS[benchmark](task))
 
@@ -276,12 +277,11 @@ def test_patterns_match_layers_of_the_network_really(benchmark: str, method: str
     _, heads = INPUTS[benchmark]
     exclude = ["heads.*"] if len(heads) > 1 else []
     memory = METHODS[method](network_of(config), config.settings, exclude=exclude).memory  # type: ignore[attr-defined]
-    guards = memory._protection.layout.guards
-    limits = memory._limits(config.flat()["memory_samples"], guards)
+    limits = find_limits(memory.model, config.flat()["memory_samples"], memory.layers)
     assert None not in limits.values()
     assert memory.alpha == (config.flat()["alpha"] if method == "sgp" else math.inf)
     if benchmark == "permuted-mnist":
-        thresholds = {name: memory._threshold(guard) for name, guard in guards.items()}
+        thresholds = {name: find_threshold(memory.threshold, layer, 0) for name, layer in memory.layers.items()}
         assert thresholds == {"hidden.0": 0.95, "hidden.1": 0.99, "heads.0": 0.99}
 
 

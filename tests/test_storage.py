@@ -455,10 +455,10 @@ def test_a_layer_may_be_called_tensor(tmp_path: Path) -> None:
     model.add_module("tensor", nn.Linear(4, 3))
     memory = GradientMemory(model, threshold=0.9)
     memory.update([torch.randn(2, 4)])
-    memory._protection.proved = {"tensor": False}
+    memory.layers["tensor"].is_input_proven = False
     memory.save(tmp_path / "memory")
     memory.load(tmp_path / "memory")
-    assert memory._protection.proved == {"tensor": False}
+    assert memory.layers["tensor"].is_input_proven is False
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

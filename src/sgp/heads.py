@@ -73,7 +73,7 @@ def realign(
     if not own:
         return
     now = list_tensors(model)
-    _check_shapes(now, reference)
+    _check_reference(model, now, reference)
     # Laid out in memory as the weights are, to stand in for them.
     then = {
         name: torch.empty_like(tensor).copy_(extend_rows(reference[name], tensor))
@@ -214,7 +214,11 @@ def _check_free(heads: Iterable[str], anchor: Anchor) -> None:
             raise ValueError(f"{name!r} is protected, and a head of an earlier task is free: exclude=[{name + '.*'!r}]")
 
 
-def _check_shapes(now: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+def _check_reference(model: nn.Module, now: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+    """Raise if earlier weights are not those of a model: incomplete, of another shape, or the model's own tensors."""
+    missing = next((name for name, _ in model.named_parameters() if name not in reference), None)
+    if missing is not None:
+        raise ValueError(f"reference: there is no {missing!r}; give a state_dict of this model, or memory.anchor")
     for name, tensor in now.items():
         then = reference.get(name)
         if then is None:

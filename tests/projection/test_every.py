@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection.optim import OptimizerHook
+from sgp.projection import OptimizerHook
 
 OLD = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
 

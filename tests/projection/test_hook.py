@@ -70,8 +70,8 @@ def leaks(memory: sgp.GradientMemory, before: dict[str, Tensor]) -> dict[str, fl
 
 def assert_no_leak(memory: sgp.GradientMemory, before: dict[str, Tensor]) -> None:
     now = memory.model.state_dict()
-    for guard in memory._protection.active():
-        assert not torch.equal(now[guard.weight], before[guard.weight]), f"{guard.name} did not train"
+    for layer in memory.layers.values():
+        assert not torch.equal(now[layer.weight.name], before[layer.weight.name]), f"{layer.name} did not train"
     assert max(leaks(memory, before).values()) < LIMIT, leaks(memory, before)
 
 
@@ -209,7 +209,7 @@ def _joint(layer: nn.Linear, *, gradient: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_all_roads_give_the_same_weights_for_plain_sgd(momentum: float) -> None:
+def test_all_modes_give_the_same_weights_for_plain_sgd(momentum: float) -> None:
     results = []
     for mode in ("step", "gradient", "input"):
         torch.manual_seed(0)
@@ -424,7 +424,7 @@ def test_unusual_uses_of_a_weight_do_not_leak_and_stay_exact(cls: type[Net], alp
 
 
 @pytest.mark.filterwarnings("ignore:layer 'conv' is 100.0% blocked")
-def test_a_tied_weight_is_guarded_for_the_inputs_of_both_modules() -> None:
+def test_a_tied_weight_is_protected_for_the_inputs_of_both_modules() -> None:
     model = Tied()
     memory = remembering(model, threshold=1.0)
     seen: list[Tensor] = []
@@ -698,7 +698,7 @@ def test_channels_last_weights_do_not_leak() -> None:
         assert_no_leak(memory, before)
 
 
-def test_a_told_road_is_taken() -> None:
+def test_a_mode_that_is_asked_for_is_used() -> None:
     model = Net()
     memory = remembering(model)
     sgd = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor, nn
 
 import sgp
-from sgp.projection import input_side
+from sgp.projection import OptimizerHook, input_mode
 
 
 def watched(
     alpha: float = 4.0, *, bias: bool = True, outputs: int = 40
-) -> tuple[nn.Linear, torch.optim.SGD, sgp.GradientMemory]:
-    """A linear layer whose inputs are replaced from the next step on."""
+) -> tuple[nn.Linear, torch.optim.SGD, sgp.GradientMemory, OptimizerHook]:
+    """Return a linear layer whose inputs are replaced from the next step on."""
     torch.manual_seed(0)
     layer = nn.Linear(20, outputs, bias=bias)
     memory = sgp.GradientMemory(layer, threshold=0.9, alpha=alpha)
     memory.update([torch.randn(30, 6) @ torch.randn(6, 20) + 0.5])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    memory.attach(optimizer, mode="input")
+    hook = memory.attach(optimizer, mode="input")
     step(layer, optimizer, torch.randn(4, 20))
-    return layer, optimizer, memory
+    return layer, optimizer, memory, hook
 
 
 def step(layer: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
@@ -35,7 +35,7 @@ def step(layer: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(4, 20), (2, 3, 20), (1, 20), (2, 1, 2, 20)])
 def test_the_gradient_of_replaced_inputs_is_the_projected_gradient(shape: tuple[int, ...], bias: bool) -> None:
-    layer, optimizer, memory = watched(bias=bias)
+    layer, optimizer, memory, _ = watched(bias=bias)
     bare = copy.deepcopy(layer)
     x = torch.randn(shape, requires_grad=True)
     bare(x).sin().sum().backward()
@@ -54,7 +54,7 @@ def test_the_gradient_of_replaced_inputs_is_the_projected_gradient(shape: tuple[
 
 
 def test_a_layer_that_has_moved_to_another_device_is_left_alone() -> None:
-    layer, optimizer, _ = watched()
+    layer, optimizer, _, _ = watched()
     layer.to("meta")  # stands for an accelerator
     layer(torch.randn(4, 20, device="meta")).sum().backward()
     assert layer.weight.grad is not None
@@ -62,7 +62,7 @@ def test_a_layer_that_has_moved_to_another_device_is_left_alone() -> None:
 
 
 def test_the_output_and_random_state_are_untouched() -> None:
-    layer, optimizer, _ = watched()
+    layer, optimizer, _, _ = watched()
     x = torch.randn(4, 20)
     state = torch.random.get_rng_state()
     torch.testing.assert_close(layer(x), copy.deepcopy(layer)(x))
@@ -70,7 +70,7 @@ def test_the_output_and_random_state_are_untouched() -> None:
     assert optimizer.param_groups  # while it lives, inputs are watched
 
 
-def test_more_rows_than_outputs_stay_on_the_gradient_road() -> None:
+def test_a_batch_with_more_rows_than_outputs_has_its_gradient_projected() -> None:
     layer = nn.Linear(20, 10)
     memory = sgp.GradientMemory(layer, threshold=0.9)
     memory.update([torch.randn(30, 20)])
@@ -83,20 +83,19 @@ def test_more_rows_than_outputs_stay_on_the_gradient_road() -> None:
 
 
 def test_no_hook_is_left_when_nothing_is_watched() -> None:
-    layer, optimizer, memory = watched()
-    assert input_side._watched[layer].mode == "replace"
-    assert input_side._hooks
-    for hook in list(memory._protection.hooks()):
-        hook.detach()
-    assert layer not in input_side._watched
-    assert not input_side._watched or input_side._hooks
+    layer, optimizer, _, hook = watched()
+    assert input_mode._watched[layer].state == "replace"
+    assert input_mode._hooks
+    hook.detach()
+    assert layer not in input_mode._watched
+    assert not input_mode._watched or input_mode._hooks
     raw = torch.autograd.grad(layer(torch.ones(2, 20)).sum(), layer.weight)[0]
     torch.testing.assert_close(raw, torch.full((40, 20), 2.0))
     assert optimizer is not None
 
 
 def test_a_gradient_that_somebody_edits_is_projected_in_full() -> None:
-    layer, optimizer, memory = watched(math.inf)
+    layer, optimizer, memory, _ = watched(math.inf)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     x = torch.randn(4, 20)
     for _ in range(3):
@@ -108,7 +107,7 @@ def test_a_gradient_that_somebody_edits_is_projected_in_full() -> None:
 
 
 def test_second_order_gradients_do_not_leak() -> None:
-    layer, optimizer, memory = watched(math.inf)
+    layer, optimizer, memory, _ = watched(math.inf)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     for _ in range(5):
         x = torch.randn(4, 20, requires_grad=True)
@@ -121,7 +120,7 @@ def test_second_order_gradients_do_not_leak() -> None:
 
 
 def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> None:
-    layer, optimizer, memory = watched()
+    layer, optimizer, _, hook = watched()
     held = [optimizer]
     del optimizer
 
@@ -132,6 +131,6 @@ def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> 
     hook = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered
     layer(torch.randn(2, 20)).sum().backward()
     hook.remove()
-    assert not list(memory._protection.hooks())
+    assert not hook.is_attached
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-    assert not input_side._open
+    assert not input_mode._open

@@ -1,4 +1,4 @@
-"""The state that a memory shares with its hooks."""
+"""Protected layers and their parameters."""
 
 import torch
 from torch import nn
@@ -8,15 +8,15 @@ import sgp
 
 def test_a_fingerprint_tells_any_change_of_bits() -> None:
     layer = nn.Linear(4, 3)
-    protection = sgp.GradientMemory(layer, threshold=0.9)._protection
-    seen = [protection.fingerprint(["weight"])["weight"]]
+    (weight,) = (each.weight for each in sgp.GradientMemory(layer, threshold=0.9).layers.values())
+    seen = [weight.compute_fingerprint()]
     with torch.no_grad():
         layer.weight[0, 0] += 1e-6
-        seen.append(protection.fingerprint(["weight"])["weight"])
+        seen.append(weight.compute_fingerprint())
         layer.weight.copy_(layer.weight.flip(0))  # the same values in other places
-        seen.append(protection.fingerprint(["weight"])["weight"])
+        seen.append(weight.compute_fingerprint())
     assert len(set(seen)) == 3
-    assert protection.fingerprint(["weight"])["weight"] == seen[-1]
+    assert weight.compute_fingerprint() == seen[-1]
 
 
 def test_a_parameter_that_was_replaced_is_found() -> None:
@@ -36,7 +36,7 @@ def test_the_subspace_follows_the_model_to_another_precision() -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     memory = sgp.GradientMemory(model, threshold=0.9)
     memory.update([torch.randn(2, 4)])
-    (guard,) = memory._protection.active()
-    assert memory._protection.subspace_for(guard) is memory._protection.subspaces["0"]
+    (layer,) = memory.layers.values()
+    assert layer.get_bases() is memory.subspaces["0"]
     model.double()
-    assert memory._protection.subspace_for(guard).basis.dtype == torch.float64
+    assert layer.get_bases().basis.dtype == torch.float64

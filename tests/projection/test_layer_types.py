@@ -366,9 +366,10 @@ def assert_a_step_leaves_the_outputs_of_remembered_inputs(
         moved, learned = run(args) - outputs, run(others) - outputs_of_others
     assert float(learned.norm() / outputs_of_others.norm()) > 1e-3
     assert float(moved.norm()) < 1e-5 * float(outputs.norm() + learned.norm())
-    for guard in memory._protection.layout.guards.values():
-        old, now = (guard.block.view_matrix(w) for w in (weights[guard.weight], layer.get_parameter(guard.weight)))
-        assert not torch.equal(old, now), f"{guard.name} did not learn"
+    for protected in memory.layers.values():
+        name, block = protected.weight.name, protected.block
+        old, now = (block.view_matrix(weight) for weight in (weights[name], layer.get_parameter(name)))
+        assert not torch.equal(old, now), f"{protected.name} did not learn"
 
 
 @may_be_nearly_full

@@ -149,9 +149,8 @@ def edits(model: nn.Module, memory: sgp.GradientMemory) -> list[float]:
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     found = []
-    guards = memory._protection.layout.guards
-    for name, guard in guards.items():
-        own = [model.get_parameter(parameter) for parameter in guard.parameters]
+    for name, layer in memory.layers.items():
+        own = [parameter.tensor for parameter in layer.parameters]
         changes = [torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) for p in own]
         plain = memory.project(changes[0], name, *changes[1:])
         if not isinstance(own[0], DTensor):
@@ -254,12 +253,12 @@ def interrupted(out: Path) -> Outcome:
 
     model, memory = learner()
     optimizer = adamw(model)
-    memory.attach(optimizer, every=3)
+    hook = memory.attach(optimizer, every=3)
     memory.update([mine(batch(0))])
     train(model, optimizer, range(3, 8))
     states = get_state_dict(model, optimizer)
     dcp.save(dict(zip(("model", "optimizer"), states, strict=True)), checkpoint_id=out / "checkpoint")
-    hook = next(memory._protection.hooks()).state_dict()
+    hook_state = hook.state_dict()
     if dist.get_rank() == 0:
         memory.save(out / "checkpoint" / "memory.safetensors")
     dist.barrier()
@@ -274,7 +273,7 @@ def interrupted(out: Path) -> Outcome:
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     memory = memory_of(model)
     memory.load(out / "checkpoint" / "memory.safetensors")
-    memory.attach(optimizer, every=3).load_state_dict(hook)
+    memory.attach(optimizer, every=3).load_state_dict(hook_state)
     return outcome | {"resumed": end(model, memory, optimizer)}
 
 
