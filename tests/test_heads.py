@@ -300,7 +300,7 @@ def test_a_vocabulary_may_have_grown_and_a_bias_that_the_memory_holds_is_refused
 
 def test_sharded_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, memory = learned()
-    monkeypatch.setattr(sgp.heads, "find_fsdp_modules", list[nn.Module].copy)
+    monkeypatch.setattr(sgp.heads, "find_fsdp_modules", lambda model: [model])
     with pytest.raises(ValueError, match="realign is not for sharded models"):
         realign(memory, model.heads[0], [inputs(1)], features=of(model))
 

@@ -360,7 +360,7 @@ def test_a_memory_that_does_not_fit_names_the_layer_and_both_shapes(
     model: nn.Module, message: str, tmp_path: Path
 ) -> None:
     learned_memory().save(tmp_path / "memory")
-    other = GradientMemory(model, threshold=0.9)
+    other = GradientMemory(model, threshold=0.9, alpha=5)
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match=message):
         other.load(tmp_path / "memory")
@@ -368,23 +368,70 @@ def test_a_memory_that_does_not_fit_names_the_layer_and_both_shapes(
     assert other.subspaces == {}
 
 
-def test_a_memory_with_protected_biases_does_not_fit_one_with_frozen_ones(tmp_path: Path) -> None:
+def test_a_memory_with_protected_biases_does_not_fit_a_model_without_biases(tmp_path: Path) -> None:
     learned_memory().save(tmp_path / "memory")
-    frozen = GradientMemory(new_model(), threshold=0.9, bias="freeze")
+    model = new_model()
+    model.conv = nn.Conv1d(3, 8, 3, bias=False)
+    other = GradientMemory(model, threshold=0.9, alpha=5)
     with pytest.raises(ValueError, match=r"'conv': .* 1 x 10 .*, the model 1 x 9 \(a protected bias adds one\)"):
-        frozen.load(tmp_path / "memory")
+        other.load(tmp_path / "memory")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"threshold": 0.8}, r"threshold=0\.9 \(here 0\.8\)"),
+        ({"threshold": lambda task: 0.9}, r"threshold=0\.9 \(here 'function'\)"),
+        ({"alpha": 10.0}, r"alpha=5\.0 \(here 10\.0\)"),
+        ({"exclude": ["out"]}, r"exclude=\[\] \(here \['out'\]\)"),
+        ({"bias": "freeze"}, r"bias='protect' \(here 'freeze'\)"),
+        ({"store": "int8"}, r"store='float32' \(here 'int8'\)"),
+    ],
+)
+def test_a_memory_with_other_settings_is_refused_and_names_them(
+    setting: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    learned_memory().save(tmp_path / "memory")
+    other = GradientMemory(new_model(), **({"threshold": 0.9, "alpha": 5} | setting))
+    with pytest.raises(ValueError, match=f"the saved memory has other settings: {message}"):
+        other.load(tmp_path / "memory")
+    assert other.tasks == 0
+    loaded = GradientMemory.from_file(new_model(), tmp_path / "memory")
+    assert loaded.tasks == 1
+    assert_same(loaded.state_dict(), learned_memory().state_dict())
+
+
+def test_a_memory_from_a_file_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    learned_memory().save(tmp_path / "memory")
+    loaded = GradientMemory.from_file(new_model(), tmp_path / "memory", alpha=7, threshold=0.95)
+    assert (loaded.alpha, loaded.threshold, loaded.tasks) == (7.0, 0.95, 1)
+
+
+def test_a_threshold_that_is_a_function_must_be_given_again(tmp_path: Path) -> None:
+    new_memory(new_model()).save(tmp_path / "memory")
+    with pytest.raises(ValueError, match="a function as its threshold: give threshold="):
+        GradientMemory.from_file(new_model(), tmp_path / "memory")
+    assert GradientMemory.from_file(new_model(), tmp_path / "memory", threshold=0.9).threshold == 0.9
+
+
+def test_a_state_that_lacks_entries_is_refused_and_names_them() -> None:
+    memory = learned_memory()
+    state = memory.state_dict()
+    del state["settings"], state["proved"]
+    with pytest.raises(ValueError, match="it lacks settings, proved"):
+        memory.load_state_dict(state)
 
 
 def test_a_loaded_memory_knows_whether_the_model_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
     memory = learned_memory()
     memory.save(tmp_path / "memory")
-    same = GradientMemory(copy.deepcopy(memory.model), threshold=0.9)
+    same = GradientMemory(copy.deepcopy(memory.model), threshold=0.9, alpha=5)
     same.load(tmp_path / "memory")
     assert same.check(task(0)[0]).drift == 0
     same.update(task(1))
     assert same.tasks == 2
 
-    other = GradientMemory(Mixed(), threshold=0.9)
+    other = GradientMemory(Mixed(), threshold=0.9, alpha=5)
     other.load(tmp_path / "memory")
     with pytest.raises(RuntimeError, match="pass reference="):
         other.check(task(0)[0])

@@ -89,10 +89,10 @@ def test_what_the_first_task_needs_stays_while_the_second_is_trained(precision: 
 
 def test_the_handle_is_the_one_of_the_optimizer_inside() -> None:
     *_, memory, optimizer, _, hook = learner()
-    assert hook.holds(optimizer.optimizer)
+    assert hook.is_of(optimizer.optimizer)
     again = memory.attach(optimizer.optimizer)  # which is not attached twice then
-    assert not hook.attached
-    assert again.holds(optimizer.optimizer)
+    assert not hook.is_attached
+    assert again.is_of(optimizer.optimizer)
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -114,7 +114,7 @@ def test_an_optimizer_that_has_another_one_and_a_step_of_its_own_is_projected_as
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     memory.update([torch.ones(1, 4)])
     outer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert memory.attach(outer).holds(outer)
+    assert memory.attach(outer).is_of(outer)
     before = model(torch.ones(1, 4)).detach()
     model(torch.randn(3, 4)).sum().backward()
     outer.step()

@@ -287,4 +287,4 @@ def test_attaching_to_lightnings_wrapper_reaches_the_optimizer_inside() -> None:
     inner = torch.optim.AdamW(module.parameters(), lr=0.1)
     wrapper = importlib.import_module("lightning.pytorch.core.optimizer").LightningOptimizer(inner)
     memory = sgp.GradientMemory(module, threshold=1.0, alpha=math.inf)
-    assert memory.attach(wrapper).holds(inner)
+    assert memory.attach(wrapper).is_of(inner)

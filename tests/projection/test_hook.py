@@ -423,7 +423,7 @@ def test_unusual_uses_of_a_weight_do_not_leak_and_stay_exact(cls: type[Net], alp
         torch.testing.assert_close(tensor, results[1][name], atol=5e-6, rtol=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:layer 'conv' is 100.0% blocked")
+@pytest.mark.filterwarnings("ignore:nearly all of the capacity is blocked")
 def test_a_tied_weight_is_protected_for_the_inputs_of_both_modules() -> None:
     model = Tied()
     memory = remembering(model, threshold=1.0)
@@ -546,7 +546,7 @@ def test_a_bias_in_another_optimizer_does_not_leak() -> None:
     assert_no_leak(memory, before)
 
 
-@pytest.mark.filterwarnings("ignore:layer 'conv' is 100.0% blocked")
+@pytest.mark.filterwarnings("ignore:nearly all of the capacity is blocked")
 @pytest.mark.parametrize("rule", ["protect", "freeze"])
 def test_old_outputs_do_not_move_when_all_they_span_is_blocked(rule: Any) -> None:
     model = Net()

@@ -128,9 +128,9 @@ def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> 
         held.clear()
         gc.collect()
 
-    hook = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered
+    handle = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered
     layer(torch.randn(2, 20)).sum().backward()
-    hook.remove()
+    handle.remove()
     assert not hook.is_attached
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
     assert not input_mode._open

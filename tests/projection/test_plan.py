@@ -83,7 +83,7 @@ def test_each_pass_takes_the_time_of_its_own_layers(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("sgp.projection.plan.collect_inputs", timed)
     monkeypatch.setattr("sgp.projection.plan.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("sgp.projection.plan._speeds", lambda: (1e30, 1e30))
+    monkeypatch.setattr("sgp.projection.plan._measure_speeds", lambda: (1e30, 1e30))
     memory = sgp.GradientMemory(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), threshold=0.9)
     for budget, passes in ((2**30, 1), (1, 2)):
         plan = memory.plan({"0": 20, "1": 20}, torch.zeros(10, 8), budget=budget)

@@ -138,7 +138,7 @@ def learns(optimizer_of: Callable[[nn.Module], Optimizer], **options: Any) -> Ou
         "modes": hook.modes,
         "reasons": hook.reasons,
         "drift": [check.drift, by_reference.drift, *(layer.drift for layer in check.layers)],
-        "held": [layer.held for layer in check.layers],
+        "captured": [layer.captured for layer in check.layers],
         "leak": check.leak,
         "edits": edits(model, memory),
     }
@@ -416,7 +416,7 @@ def test_the_gathered_weights_are_those_of_one_process(run: Callable[[], Outcome
     assert moved == start.keys() - {"norm.weight", "norm.bias"}
     for outcome in (ours, theirs):
         assert outcome["drift"] == pytest.approx(single["drift"], rel=1e-3)
-        assert outcome["held"] == pytest.approx(single["held"], rel=1e-5)
+        assert outcome["captured"] == pytest.approx(single["captured"], rel=1e-5)
         assert outcome["leak"] < 1e-5
         assert len(outcome["edits"]) > len(outcome["ranks"])  # biases too
         assert max(outcome["edits"]) < 1e-5

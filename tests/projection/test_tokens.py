@@ -171,8 +171,9 @@ def test_what_is_looked_up_once_counts_for_every_sample_of_the_batch(shape: tupl
         assert task.tokens.tolist() == [1]
 
 
-def test_an_embedding_that_its_forward_writes_to_is_not_said_to_be_guarded() -> None:
-    memory = sgp.GradientMemory(Words(max_norm=1.0), threshold=1.0)
+def test_an_embedding_that_its_forward_writes_to_is_not_said_to_be_protected() -> None:
+    with pytest.warns(UserWarning, match="Embedding: unknown layer type"):
+        memory = sgp.GradientMemory(Words(max_norm=1.0), threshold=1.0)
     assert "words" not in {layer.layer for layer in memory.capacity().layers}
     assert memory.capacity().frozen["words.weight"] == "unsupported layer type Embedding"
 
@@ -190,8 +191,10 @@ def test_a_memory_with_tokens_is_the_same_after_save_and_load(tmp_path: Any) -> 
         assert space.state_dict().keys() == {"tokens", "importance", "size"}
     mine, theirs = memory.subspaces["words"].state_dict(), again.subspaces["words"].state_dict()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    other = sgp.GradientMemory(nn.Sequential(nn.Embedding(13, 6)), threshold=0.9)
-    with pytest.raises(ValueError, match="words"):
+    smaller = Words()
+    smaller.words = nn.Embedding(10, 6)
+    other = sgp.GradientMemory(smaller, threshold=0.9, alpha=2.0, exclude=["head"])
+    with pytest.raises(ValueError, match="layer 'words'"):
         other.load(tmp_path / "memory.safetensors")
 
 
@@ -295,7 +298,7 @@ def test_a_vocabulary_that_shrinks_is_refused_before_anything_is_trained() -> No
     memory = sgp.GradientMemory(model, threshold=1.0)
     memory.update([OLD])
     model.resize(8)
-    with pytest.raises(ValueError, match=r"layer 'words' has changed .* 1 x 8 .* 1 x 12.* make the layer as it was"):
+    with pytest.raises(ValueError, match=r"layer 'words' has changed .* 1 x 8 .* 1 x 12.* restore the layer"):
         memory.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ValueError, match=r"reference: 'words.weight' has shape \(12, 16\), the model's has \(8, 16\)"):
         memory.check(OLD)

@@ -137,7 +137,8 @@ class Summary:
         return {"tasks": self.tasks, "bytes": self.capacity.bytes} | asdict(self.capacity)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=max(80, *(len(row[0]) + 56 for row in _make_rows(self.capacity))))
+        console = Console(file=io.StringIO(), width=1000)
+        console.width = max(80, console.measure(self._make_table()).maximum)  # no name is broken
         with console.capture() as capture:
             console.print(self)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -150,7 +151,7 @@ class Summary:
         sharing: dict[str, list[str]] = {}
         for layer in capacity.layers:
             sharing.setdefault(layer.shares or layer.layer, []).append(layer.layer)
-        shared = _count_names([", ".join(map(_generalize, names)) for names in sharing.values() if len(names) > 1])
+        shared = _count_kinds([", ".join(names) for names in sharing.values() if len(names) > 1])
         yield _list_names("Layers that read the same input share their bases:", shared)
         tied = [
             ", ".join(names) + (" (used from both sides)" if weight in capacity.two_sided else "")
@@ -170,7 +171,7 @@ class Summary:
             box=box.SIMPLE_HEAD,
             pad_edge=False,
         )
-        table.add_column("layer", no_wrap=True)
+        table.add_column("layer", overflow="fold")
         for heading in ("layers", "bases / dim", "blocked", "free", "bytes"):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in _make_rows(self.capacity):
@@ -189,14 +190,14 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
         kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
     return [
         (
-            layers[0].layer if len(layers) == 1 else name,
+            _merge_names([layer.layer for layer in layers]),
             str(len(layers)),
             f"{_format_range([layer.bases for layer in layers])} / {dimension}",
             _format_range([layer.blocked for layer in layers]),
             _format_percentages([layer.free for layer in layers]),
             format_bytes(sum(layer.bytes for layer in layers)) if is_own else "shared",
         )
-        for (name, dimension, is_own), layers in kinds.items()
+        for (_, dimension, is_own), layers in kinds.items()
     ]
 
 
@@ -205,10 +206,20 @@ def _generalize(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _count_names(names: Sequence[str]) -> list[str]:
-    """Return each name once, with its count where there are several."""
-    counts = {name: names.count(name) for name in names}
-    return [name if count == 1 else f"{name} ({count} times)" for name, count in counts.items()]
+def _merge_names(names: Sequence[str]) -> str:
+    """Return one name for several that differ in numbers only, with a star for each number that differs."""
+    parts = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(values[0] if len(set(values)) == 1 else "*" for values in parts)
+
+
+def _count_kinds(names: Sequence[str]) -> list[str]:
+    """Return one name for those that differ in numbers only, with their count where there are several."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(_generalize(name), []).append(name)
+    return [
+        _merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
+    ]
 
 
 def _list_names(title: str, names: Sequence[str]) -> Group:
@@ -226,10 +237,8 @@ def _list_reasons(title: str, reasons: Mapping[str, str]) -> Group:
         by_reason.setdefault(reason, []).append(name)
     lines: list[Padding] = []
     for reason, names in by_reason.items():
-        kinds = [_generalize(name) for name in names]
-        shown = [kind if kinds.count(kind) > 1 else name for kind, name in zip(kinds, names, strict=True)]
         lines.append(Padding(Text(reason), (0, 0, 0, 2)))
-        lines.append(Padding(Text(", ".join(_count_names(shown))), (0, 0, 0, 4)))
+        lines.append(Padding(Text(", ".join(_count_kinds(names))), (0, 0, 0, 4)))
     return Group(Text(f"{title}:", style="bold"), *lines)
 
 

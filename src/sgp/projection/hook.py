@@ -197,10 +197,10 @@ class OptimizerHook:
             for mode in self._plan.modes:
                 mode.discard()
         self.steps = state["steps"]
-        for name, master in state["masters"].items():
-            parameter = self._protected.scan.parameters[name]
+        for parameter in self._protected.scan.parameters.values():
+            master = state["masters"].get(parameter.name)
             # The tensors of a file need not be where the weights are.
-            parameter.master = master.to(parameter.local.device, copy=True)
+            parameter.master = None if master is None else master.to(parameter.local.device, copy=True)
 
     def refresh(self, *, has_grown: bool) -> None:
         """Adapt to new subspaces or a new state of the optimizer: project momentum, and watch linear layers.

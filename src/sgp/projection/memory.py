@@ -59,6 +59,8 @@ PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
 }
 # A layer whose mean importance exceeds this can hardly learn any more.
 NEARLY_FULL = 0.95
+# What a state dict of a memory holds.
+STATE = ("settings", "tasks", "subspaces", "statistics", "fingerprints", "trained", "proved")
 # Stands in a file for a threshold that is a function, which a file cannot hold.
 FUNCTION = "function"
 
@@ -157,6 +159,7 @@ class GradientMemory:
                 must be given.
         """
         state = storage.read(path)
+        _check_complete(state)
         settings = dict(state["settings"])
         if "threshold" not in overrides and FUNCTION in _list_thresholds(settings["threshold"]):
             raise ValueError(f"the memory at {os.fspath(path)!r} has a function as its threshold: give threshold=")
@@ -255,8 +258,8 @@ class GradientMemory:
                 "the optimizer holds none of the model's parameters: it was built for another model, or "
                 "before this one's parameters were replaced (fully_shard replaces them: build the optimizer after it)"
             )
-        resize_subspaces(protected.layers.values())
-        protected.version += 1
+        if resize_subspaces(protected.layers.values()):
+            protected.version += 1
         check_mode(optimizer, mode)
         warn_of_masters(own)
         for hook in self._get_hooks():
@@ -481,6 +484,7 @@ class GradientMemory:
         """
         protected = self._protected
         protected.check_not_temporary("another memory would project what was stepped with this one")
+        _check_complete(state)
         self._check_settings(state["settings"])
         protected.find_shards()
         scan = self._scan_for(state["subspaces"])
@@ -642,6 +646,12 @@ def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
 def _check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
+
+
+def _check_complete(state: Mapping[str, Any]) -> None:
+    missing = [key for key in STATE if key not in state]
+    if missing:
+        raise ValueError(f"this is not the state of a memory, or one of another version: it lacks {', '.join(missing)}")
 
 
 def _describe_threshold(threshold: Threshold) -> float | str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 
 def is_reduced_precision(device: torch.device) -> bool:
     """Return whether float32 products on a device are computed with fewer bits just now."""
-    return torch.is_autocast_enabled(device.type) or torch.get_float32_matmul_precision() != "highest"
+    is_autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return is_autocast or torch.get_float32_matmul_precision() != "highest"
+
+
+def _disable_autocast(device: torch.device) -> AbstractContextManager[object]:
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 @contextmanager
@@ -22,7 +29,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
-        with torch.autocast(device.type, enabled=False):
+        with _disable_autocast(device):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)

@@ -87,8 +87,11 @@ def scan_layers(model: nn.Module, rules: ScanRules, dimensions: Mapping[str, int
     return scan
 
 
-def resize_subspaces(layers: Iterable[ProtectedLayer]) -> None:
+def resize_subspaces(layers: Iterable[ProtectedLayer]) -> bool:
     """Let the bases of embeddings follow a vocabulary that has grown.
+
+    Returns:
+        Whether the bases of any layer were replaced.
 
     Raises:
         ValueError: A layer's inputs are not those of its bases.
@@ -108,8 +111,10 @@ def resize_subspaces(layers: Iterable[ProtectedLayer]) -> None:
                 "older tasks"
             )
         following.append((layer, subspace))
+    has_changed = any(layer.subspace is not subspace for layer, subspace in following)
     for layer, subspace in following:
         layer.subspace = subspace
+    return has_changed
 
 
 def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
