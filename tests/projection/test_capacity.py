@@ -14,7 +14,6 @@ from sgp import GradientMemory
 from sgp.projection import Capacity, LayerCapacity
 from sgp.projection.capacity import Summary
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Odd. unknown layer type")
 
 
