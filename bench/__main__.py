@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import epoch, methods, peak, rl, steps, texts, update
+from bench import epoch, methods, peak, rl, small, steps, texts, update
 from bench.row import Row, as_ratio
 
-MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "texts", "update", "peak")
+MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "small", "texts", "update", "peak")
 
 
 def cpu() -> str:
@@ -111,6 +111,7 @@ def main() -> None:
         "methods": ("steps of all methods", lambda: methods.rows(rounds=2 if quick else 7)),
         "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
         "rl": ("PPO on Atari", lambda: rl.rows(rounds=1 if quick else 3)),
+        "small": ("steps of small networks", lambda: small.rows(rounds=20 if quick else 200)),
         "texts": ("MiniLM steps", lambda: texts.rows(rounds=1 if quick else 5)),
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),

@@ -71,9 +71,9 @@ def alexnet_row(*, rounds: int, batch: int = 64) -> Row:
     hook = memory.attach(optimizers[1])
     P = projectors(dense, ranks)
     ways = {
-        "plain": _step(plain, optimizers[0], loss),
-        "sgp": _step(attached, optimizers[1], loss),
-        "published": _step(dense, optimizers[2], loss, lambda: published.project_dense(dense, P)),
+        "plain": make_step(plain, optimizers[0], loss),
+        "sgp": make_step(attached, optimizers[1], loss),
+        "published": make_step(dense, optimizers[2], loss, lambda: published.project_dense(dense, P)),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
     return _row(f"AlexNet, SGD, batch {batch}", times, 1.12, {"ranks": ranks, "modes": hook.modes})
@@ -103,9 +103,9 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
     hook = memory.attach(adam_gp)
     dense_adam = published.DenseAdam(dense, projectors(dense, PPO_RANKS), lr=2.5e-4)
     ways = {
-        "plain": _step(plain, adam, loss),
-        "sgp": _step(attached, adam_gp, loss),
-        "published": _step(dense, dense_adam, loss),
+        "plain": make_step(plain, adam, loss),
+        "sgp": make_step(attached, adam_gp, loss),
+        "published": make_step(dense, dense_adam, loss),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
     return _row(f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "modes": hook.modes})
@@ -119,12 +119,14 @@ def remember(memory: sgp.GradientMemory, found: Mapping[str, Subspace]) -> None:
     memory.load_state_dict(memory.state_dict() | {"tasks": 1, "subspaces": entries})
 
 
-def _step(
+def make_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | published.DenseAdam,
     loss: Callable[[nn.Module], Tensor],
     project: Callable[[], None] | None = None,
 ) -> Callable[[], None]:
+    """Return a function that takes a training step; ``project`` runs between the backward pass and the optimizer."""
+
     def step() -> None:
         optimizer.zero_grad()
         torch.autograd.backward(loss(model))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,9 @@ from sgp.projection.sharded import find_local_rows
 PROJECTED = 1e-4
 # Settings of SGD in which a weight and its bias must agree to have a joint linear step.
 LINEAR_SETTINGS = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize")
+
+# What the buffers of a mode depend on, beside a tensor's identity.
+get_tensor_facts = attrgetter("dtype", "device", "shape", "requires_grad")
 
 Group = Mapping[str, Any]
 
@@ -232,9 +236,10 @@ class OptimizerHook:
         has_closure = (given[0] if given else kwargs.get("closure")) is not None
         protected.reshard()
         with torch.no_grad(), full_precision(protected.device):
-            self._running = self._update_plan(optimizer, has_closure).modes
-            for mode in self._running:
+            modes = self._update_plan(optimizer, has_closure).modes
+            for mode in modes:
                 mode.before_step()
+        self._running = [mode for mode in modes if mode.acts_after_step]
 
     def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._leave_step():
@@ -244,13 +249,14 @@ class OptimizerHook:
         if protected.tasks == 0:
             return
         running, self._running = self._running, ()
-        is_due = self.steps % self.every == 0
-        with torch.no_grad(), full_precision(protected.device):
-            for mode in running:
-                mode.after_step()
-                if is_due:
-                    mode.flush()
-            protected.norm_statistics.restore()
+        if running:
+            is_due = self.steps % self.every == 0
+            with torch.no_grad(), full_precision(protected.device):
+                for mode in running:
+                    mode.after_step()
+                    if is_due:
+                        mode.flush()
+        protected.norm_statistics.restore()
 
     def _enter_step(self) -> bool:
         """Note that a step begins, and return whether it runs inside another one, as by ``super().step()``.
@@ -286,12 +292,13 @@ class OptimizerHook:
 
     def _collect_facts(self, optimizer: Optimizer, has_closure: bool) -> object:
         """Return all that the choice of modes and their buffers depend on: identities and types, not learning rates."""
-        tensors = [p.owner._parameters.get(p.leaf) for p in self._protected.scan.parameters.values()]
+        tensors = [parameters.get(leaf) for parameters, leaf in self._protected.places]
         return (
             self._protected.version,
             has_closure,
             next(reversed(optimizer._optimizer_step_pre_hooks), None),
-            [None if t is None else (id(t), t.dtype, t.device, t.shape, t.requires_grad) for t in tensors],
+            list(map(id, tensors)),
+            [get_tensor_facts(tensor) for tensor in tensors if tensor is not None],
             [list(map(id, group["params"])) for group in optimizer.param_groups],
             _collect_linear_facts(optimizer.param_groups) if type(optimizer) is SGD else (),
             [layer.has_sparse_gradient for layer in self._protected.scan.layers.values() if layer.layer_type.is_lookup],

@@ -53,6 +53,8 @@ class InputMode(ProjectionMode):
         taken: How each layer was projected at the last step.
     """
 
+    acts_after_step = False
+
     def __init__(self, watches: Mapping[ProtectedLayer, InputWatch], reasons: dict[str, str]) -> None:
         self._watches = watches
         self._reasons = reasons

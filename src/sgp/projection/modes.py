@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,13 @@ MODES = ("auto", "step", "gradient", "input")
 
 
 class ProjectionMode:
-    """Base class of what happens to some layers at a step; it owns their buffers. By itself it does nothing."""
+    """Base class of what happens to some layers at a step; it owns their buffers. By itself it does nothing.
+
+    Attributes:
+        acts_after_step: Whether there is anything to do once the optimizer has stepped.
+    """
+
+    acts_after_step: ClassVar[bool] = True
 
     def before_step(self) -> None:
         """Prepare the step."""
@@ -184,6 +190,8 @@ class GradientMode(ProjectionMode):
     Args:
         layers: Layers to project.
     """
+
+    acts_after_step = False
 
     def __init__(self, layers: Sequence[ProtectedLayer]) -> None:
         self._stacks, self._layers = stack_layers(layers)

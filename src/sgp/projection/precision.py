@@ -20,12 +20,13 @@ def _disable_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False)
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """Compute float32 products on a device in float32 inside the block, whatever the user's settings are."""
-    if not is_reduced_precision(device):
-        yield
-        return
+    return _raise_precision(device) if is_reduced_precision(device) else nullcontext()
+
+
+@contextmanager
+def _raise_precision(device: torch.device) -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")

@@ -22,6 +22,7 @@ class ProtectedModel:
         scan: The sorted parameters, as of the last update.
         norm_statistics: Norm statistics that stay as they are.
         version: Number that changes with the layers and their bases; what was planned for another one is outdated.
+        places: Where each parameter is found: the dict of its owner, and its name in there.
         is_temporary: Whether the weights are projected for an evaluation only and will be put back.
     """
 
@@ -33,6 +34,7 @@ class ProtectedModel:
         self.version = 0
         self.is_temporary = False
         self._fsdp_modules: list[nn.Module] = []
+        self.bind()
 
     @property
     def layers(self) -> dict[str, ProtectedLayer]:
@@ -69,6 +71,7 @@ class ProtectedModel:
                 parameter.take_buffers(old)
         self.tasks, self.scan = tasks, scan
         self.version += 1
+        self.bind()
         modules = {name: self.model.get_submodule(name) for name in scan.norm_modules} if tasks else {}
         self.norm_statistics.freeze(modules)
 
@@ -76,6 +79,7 @@ class ProtectedModel:
         """Find the parameters in the model as it is now, and move the bases to the devices of their weights."""
         for parameter in self.scan.parameters.values():
             parameter.bind(self.model)
+        self.places = [(p.owner._parameters, p.leaf) for p in self.scan.parameters.values()]
         place_subspaces(self.layers.values())
 
     def find_shards(self) -> None:

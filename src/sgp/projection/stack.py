@@ -16,7 +16,7 @@ from sgp.projection.subspace import Subspace
 # Weights of at most this many elements are stacked; for wider layers the products dominate.
 LARGEST = 128 * 128
 # Layers are padded to the largest of their stack as long as that multiplies their size by at most this.
-PADDING = 1.6
+PADDING = 1.3
 
 
 class LayerStack:
@@ -38,14 +38,14 @@ class LayerStack:
         out = max(layer.weight.tensor.shape[0] for layer in layers)
         dimension = max(layer.dimension for layer in layers)
         self._buffer = first.new_zeros(len(layers), out, dimension)
-        self._blocked = torch.empty_like(self._buffer)
         self.views = self._cut(self._buffer)
-        self._blocked_views = self._cut(self._blocked)
         self._subspaces: list[Subspace] = []
         self._factors: list[Tensor] = []
 
     def subtract_projection_(self, targets: list[Tensor], *, sign: float = 1.0) -> None:
         """Subtract from the targets, in place, what the subspaces block of the buffer (Eq. 3).
+
+        The buffer is used up.
 
         Args:
             targets: Tensors in the shapes of ``tensors``.
@@ -55,11 +55,12 @@ class LayerStack:
             self._subspaces = []
         if not self._subspaces:
             self._prepare_factors()
-        product = self._buffer
-        for factor in self._factors[:-1]:
-            product = torch.bmm(product, factor)
-        torch.bmm(product, self._factors[-1], out=self._blocked)
-        torch._foreach_sub_(targets, self._blocked_views, alpha=sign)
+        if len(self._factors) == 1:
+            blocked = self._cut(torch.bmm(self._buffer, self._factors[0]))
+        else:  # written over the change, which is not needed any more: one buffer less in the caches
+            torch.bmm(torch.bmm(self._buffer, self._factors[0]), self._factors[1], out=self._buffer)
+            blocked = self.views
+        torch._foreach_sub_(targets, blocked, alpha=sign)
 
     def _cut(self, stack: Tensor) -> list[Tensor]:
         """Return the part of a stack for each weight and bias, in the shape of the parameter."""
