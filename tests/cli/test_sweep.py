@@ -103,15 +103,6 @@ def test_a_mistake_is_told_before_anything_is_made(
     assert not (grid.parent / "runs").exists()
 
 
-def test_a_sweep_is_not_started_by_torchrun(
-    grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["sweep", "grid.yaml"]) == 2
-    assert "run it without torchrun" in capsys.readouterr().err
-    assert not (grid.parent / "runs").exists()
-
-
 def test_missing_data_and_what_cannot_be_built_are_told_before_anything_runs(
     tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:

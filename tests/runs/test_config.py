@@ -161,8 +161,6 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"old_share": math.nan},
         {"threshold": 2.0},
         {"alpha": -1.0},
-        {"project_again": 1.1},
-        {"project_again": math.nan},
         {"tasks": 0},
         {"validation": 1.0},
     ],
@@ -265,7 +263,7 @@ def test_differences_name_what_and_both_values() -> None:
     assert sorted(differences(one, other)) == ["lr: 0.2, not 0.1", "seed: 1, not 0", "tasks: 10, not 3"]
     assert list(differences(one, one)) == []
     methods = list(differences(configure("digits", "gpm"), configure("digits", "sgp")))
-    assert sorted(methods) == ["alpha: nothing, not 1.0", "method: gpm, not sgp", "project_again: nothing, not 0.0"]
+    assert sorted(methods) == ["alpha: nothing, not 1.0", "method: gpm, not sgp"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import METHODS
 from sgp.methods.finetune import Finetune
-from sgp.methods.sgp import SGP
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import summary_of
 from sgp.training import Learner
@@ -301,34 +300,6 @@ def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Pa
     assert score.loss == pytest.approx(found, rel=1e-5)
 
 
-def test_the_change_of_a_task_is_projected_again_between_epochs_from_the_second_task_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small("sgp", tasks=2, epochs=3, schedule="cosine", average=0.9, project_again=0.5)
-    first = run(tmp_path / "first", replace(config, stream=replace(config.stream, tasks=1)))
-    ended = {name: tensor.clone() for name, tensor in first.network.state_dict().items()}
-    plain, calls = SGP.between_epochs, 0
-
-    def observed(method: SGP, before: Mapping[str, Tensor]) -> None:
-        nonlocal calls
-        calls += 1
-        for name, tensor in ended.items():
-            assert name.startswith("heads.") or torch.equal(before[name], tensor)
-        own = {name: parameter.detach().clone() for name, parameter in method.network.named_parameters()}
-        plain(method, before)
-        for layer in ("hidden.0", "hidden.1"):
-            weight, bias = (f"{layer}.{part}" for part in ("weight", "bias"))
-            changes = method.memory.project(own[weight] - before[weight], layer, own[bias] - before[bias])
-            for name, change in zip((weight, bias), changes, strict=True):
-                found = method.network.get_parameter(name).detach()
-                torch.testing.assert_close(found, own[name].lerp(before[name] + change, 0.5))
-                assert not torch.equal(found, own[name])
-
-    monkeypatch.setattr(SGP, "between_epochs", observed)
-    run(tmp_path / "again", config)
-    assert calls == 2  # after all epochs of the second task but the last
-
-
 def test_a_checkpoint_without_what_a_mean_needs_is_told(tmp_path: Path) -> None:
     config = small("finetune", tasks=1, epochs=2, samples=60, schedule="cosine", average=0.9)
     with pytest.raises(Stop):
@@ -510,12 +481,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
     "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
-    "again": {"schedule": "cosine", "average": 0.9, "project_again": 0.5, "statistics": "mixed"},
+    "mixed": {"schedule": "cosine", "average": 0.9, "statistics": "mixed"},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
     "realigned": {"schedule": "cosine", "average": 0.9, "realign": True},
 }
 # Where not every method has the recipe's settings.
-METHODS_OF = {"halfway": ("sgp", "finetune"), "again": ("sgp",)}
+METHODS_OF = {"halfway": ("sgp", "finetune"), "mixed": ("sgp",)}
 
 
 @pytest.mark.parametrize(

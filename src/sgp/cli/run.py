@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -26,7 +25,6 @@ from sgp.runs.folder import CONFIG, VERSIONS, RunError, RunFolder
 from sgp.runs.games import GameConfig, GameError
 from sgp.training import Learner, Watcher
 from sgp.training.display import Display
-from sgp.training.parallel import ALONE, Team, TeamError, joined, processes_here, together, usual_threads
 from sgp.training.tensorboard import tensorboard_watcher
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [--preset NAME
   sgp run split-cifar100 --method gpm --preset reference --data DIR --epochs 5
   sgp run atari --method sgp --games kung-fu-master,boxing --steps 200_000
   sgp run runs/digits-sgp-paper-seed1 --resume
-  torchrun --nproc-per-node 2 -m sgp run split-cifar100 --method sgp
 
 --method   one of `sgp list methods` (sgp)
 --preset   paper: what the text says; reference: what the published code does; corrected: what is right (paper)
@@ -105,34 +102,25 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    with ExitStack() as stack:
-        team = Team()
-        try:
-            team = stack.enter_context(joined())
-            prepared = team.agreed(lambda: prepare(arguments, team))
-        except (ValueError, ImportError, RunError, GameError) as error:
-            status = tell(error, team)
-        else:
-            try:
-                status = start(*prepared, team)
-            except RunError as error:
-                status = tell(error, team)
-        if status != INTERRUPTED:
-            team.end()
-        return status
+    try:
+        prepared = prepare(arguments)
+    except (ValueError, ImportError, RunError, GameError) as error:
+        return print_error(error)
+    try:
+        return start(*prepared)
+    except RunError as error:
+        return print_error(error)
 
 
-def tell(error: Exception, team: Team) -> int:
-    """Say what is wrong, once for all processes; the exit status."""
-    if team.is_first:
-        print(f"sgp run: {error}", file=sys.stderr)
+def print_error(error: Exception) -> int:
+    """Print what is wrong, and return the exit status."""
+    print(f"sgp run: {error}", file=sys.stderr)
     return 1 if isinstance(error, DataError | RunError | GameError) else 2
 
 
-def prepare(arguments: Sequence[str], team: Team) -> tuple[Place, AnyConfig, Work, list[str]]:
+def prepare(arguments: Sequence[str]) -> tuple[Place, AnyConfig, Work, list[str]]:
     """What a command line asks for: bad settings and missing data show before a folder is made."""
     place, config, scripts = parse(arguments)
-    config = together(config, team)
     RunFolder.refuse_existing(place.folder(config), resume=place.resume)
     work = work_of(config, place.data)
     work.learner(config, RunFolder(place.folder(config)))
@@ -149,8 +137,8 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
             Learner(config, Stream([], *benchmark.shape(config.stream), make=_no_task), RunFolder(Path()))
         tasks = benchmark.stream(config.stream, data, config.seed)
 
-        def learner(config: Config, folder: RunFolder, *watchers: Watcher, team: Team = ALONE) -> Learner:
-            return Learner(config, tasks, folder, *watchers, team=team)
+        def learner(config: Config, folder: RunFolder, *watchers: Watcher) -> Learner:
+            return Learner(config, tasks, folder, *watchers)
 
         return Work(list(tasks.names), learner, lambda console: Display(console, config, list(tasks.names)))
     games = stream_of(config)
@@ -158,7 +146,7 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
     from sgp.rl.display import GameDisplay
     from sgp.rl.loop import GameLearner
 
-    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher, team: Team = ALONE) -> GameLearner:
+    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher) -> GameLearner:
         return GameLearner(config, games, folder, *watchers)
 
     return Work(games.names, game_learner, lambda console: GameDisplay(console, config, games.names))
@@ -270,7 +258,7 @@ def _typed(place: Place, config: AnyConfig, target: str, arguments: Sequence[str
     return parsed.place, parsed.config
 
 
-def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = (), team: Team = ALONE) -> int:
+def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = ()) -> int:
     """Run a config, from its beginning or from its checkpoint.
 
     Args:
@@ -278,42 +266,31 @@ def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = 
         config: of the run.
         work: what it does.
         scripts: that it needs imported to be taken up again.
-        team: that learns it; its first process has the folder and speaks.
     """
-    console = Console(quiet=not team.is_first)
+    console = Console()
     path = place.folder(config)
     # A batch system that ends a job asks first.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    command = ["sgp"] if team.size == 1 else ["torchrun", "--nproc-per-node", str(processes_here(team)), "-m", "sgp"]
     data = [] if place.data is None else ["--data", str(place.data)]
     imports = [word for script in scripts for word in ("--import", script)]
-    again = "go on with: " + shlex.join([*command, "run", str(path), "--resume", *data, *imports])
+    again = "go on with: " + shlex.join(["sgp", "run", str(path), "--resume", *data, *imports])
     kept = f"what was learned until the last checkpoint is kept, {again}"
     try:
-        with ExitStack() as stack:
-
-            def begin() -> AnyConfig:
-                begun = RunFolder.begin(path, config, resume=place.resume, threads=usual_threads(team))
-                folder = stack.enter_context(begun)
-                heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
-                console.print(heading, highlight=False, markup=False, soft_wrap=True)
-                for note in folder.notes:
-                    console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
-                return folder.config()
-
-            whole = team.from_first(begin)
+        with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
+            heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
+            console.print(heading, highlight=False, markup=False, soft_wrap=True)
+            for note in folder.notes:
+                console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
+            whole = folder.config()
             torch.set_num_threads(whole.threads)
-            folder = RunFolder(path)
-            watchers = tensorboard_watcher(path) if team.is_first else []
             with work.display(console) as display:
-                work.learner(whole, folder, display, *watchers, team=team).run()
-            if team.is_first:
-                print_run(console, str(path), folder)
+                work.learner(whole, folder, display, *tensorboard_watcher(path)).run()
+            print_run(console, str(path), folder)
     except KeyboardInterrupt:
         console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)
         return INTERRUPTED
     except SystemExit as error:  # rich ends a process whose output goes nowhere, without a word
         raise RunError(f"nobody reads the output; {kept}") from error
-    except (OSError, GameError, TeamError) as error:
+    except (OSError, GameError) as error:
         raise RunError(f"{error}; {kept}") from error
     return 0

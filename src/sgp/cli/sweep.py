@@ -72,8 +72,6 @@ def main(arguments: list[str]) -> int:
     console = Console()
     again = shlex.join(["sgp", "sweep", *arguments])
     try:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("a sweep starts processes of its own: run it without torchrun (WORLD_SIZE is set)")
         for script in options.import_:
             import_file(script)
         sweep = read_sweep(options.file)

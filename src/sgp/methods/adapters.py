@@ -23,7 +23,6 @@ class Adapters(Supervised[S]):
     """
 
     layers: ClassVar[tuple[type[nn.Module], ...]]
-    splits_batches = True
     packages = ("peft",)
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:

@@ -56,7 +56,6 @@ class EWC(Quadratic[EWCSettings]):
     name = "ewc"
     description = "elastic weight consolidation: a penalty on change, weighted by Fisher information"
     Settings: ClassVar[type[EWCSettings]] = EWCSettings
-    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: EWCSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

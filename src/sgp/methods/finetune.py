@@ -17,7 +17,6 @@ class Finetune(Method[NoSettings]):
     name = "finetune"
     description = "plain training of one task after another: the floor"
     Settings = NoSettings
-    splits_batches = True
 
     def attach(self, optimizer: Optimizer) -> None:
         """Nothing acts on the optimizer."""

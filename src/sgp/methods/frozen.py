@@ -43,7 +43,6 @@ class Frozen(Supervised[FrozenSettings]):
     name = "frozen"
     description = "heads on the network as it is: the control for pretrained networks"
     Settings = FrozenSettings
-    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: FrozenSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

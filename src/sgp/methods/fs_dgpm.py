@@ -104,7 +104,6 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     Settings: ClassVar[type[GPMSettings]] = FSDGPMSettings
     Memory = FreshMemory
     keeps_data = True
-    splits_batches = False
     settings: FSDGPMSettings
 
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:

@@ -131,7 +131,6 @@ class GPM(Method[GPMSettings]):
     description = "gradient projection memory: no step along directions of earlier tasks"
     Settings: ClassVar[type[GPMSettings]] = GPMSettings
     Memory: ClassVar[type[GradientMemory]] = WatchedMemory
-    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -41,9 +41,6 @@ class Method(ABC, Generic[S]):
         description: one line for `sgp list methods`.
         Settings: a frozen dataclass; a benchmark's values for it are in sgp.paper.
         keeps_data: whether examples of old tasks are stored.
-        splits_batches: whether several processes can each take a part of every batch, with their gradients summed when
-            the optimizer is about to step. Until then a method must do nothing to gradients but what commutes with a
-            mean, and learn nothing from batches; hooks on the step that it registers in `attach` see the sum.
         rounds_weights: whether `consolidate` changes weights, so that nothing can be fitted to them before it.
         packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
 
@@ -57,7 +54,6 @@ class Method(ABC, Generic[S]):
     description: ClassVar[str]
     Settings: ClassVar[type[Any]]
     keeps_data: ClassVar[bool] = False
-    splits_batches: ClassVar[bool] = False
     rounds_weights: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
 
@@ -72,18 +68,6 @@ class Method(ABC, Generic[S]):
 
     def settle(self) -> None:
         """Bring the weights to where the method wants them, before they are evaluated or saved."""
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether `between_epochs` is for this task."""
-        return False
-
-    def between_epochs(self, before: Mapping[str, Tensor]) -> None:
-        """Act on the weights between two epochs of a task.
-
-        Args:
-            before: parameters by name, as they were when the task began.
-        """
 
     @property
     def statistics(self) -> NormStatistics:

@@ -24,7 +24,6 @@ class Multitask(Joint[NoSettings]):
     Settings = NoSettings
     # Of all tasks, to the end.
     keeps_data = True
-    splits_batches = True
 
     def attach(self, optimizer: Optimizer) -> None:
         """Nothing acts on the optimizer."""

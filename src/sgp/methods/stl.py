@@ -26,7 +26,6 @@ class STL(Supervised[NoSettings]):
     name = "stl"
     description = "single-task learning: a network of its own for each task"
     Settings = NoSettings
-    splits_batches = True
 
     def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

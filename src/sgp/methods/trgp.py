@@ -192,7 +192,6 @@ class TRGP(GPM, Supervised[GPMSettings]):
     name = "trgp"
     description = "trust region gradient projection: GPM, with weights scaled in the spaces of trusted old tasks"
     Settings: ClassVar[type[GPMSettings]] = TRGPSettings
-    splits_batches = False
     Memory = UnionMemory
     settings: TRGPSettings
     memory: UnionMemory

@@ -19,7 +19,7 @@ from sgp.runs.summary import accuracy_matrix, seconds_by_phase
 
 # Settings that differ between runs of one experiment: what its mean is over, and what changes the last bits at most.
 REPEATS = ("seed", "order")
-TECHNICAL = ("threads", "processes", "channels_last")
+TECHNICAL = ("threads", "channels_last")
 
 
 @dataclass(frozen=True)

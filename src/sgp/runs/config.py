@@ -92,8 +92,6 @@ class Config(Flat):
     """At most so many training, validation and test examples of each task, at least 2, for a quick look."""
     threads: int = 0
     """Of torch; 0 takes what is usual here. Another number may change the last bits."""
-    processes: int = 1
-    """That learn the run together, each with its part of every batch; as many as torchrun starts."""
     channels_last: bool = True
     """Memory format of images, which is faster on a CPU."""
     training: Training = field(default_factory=Training)
@@ -104,8 +102,6 @@ class Config(Flat):
             raise ValueError(f"samples must be at least 2, got {self.samples}")
         if self.threads < 0:
             raise ValueError(f"threads must be at least 0, got {self.threads}")
-        if self.processes < 1:
-            raise ValueError(f"processes must be at least 1, got {self.processes}")
         NETWORKS[self.network]  # refuses a name that is not there
         if self.training.schedule == "patience" and getattr(self.stream, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")

@@ -172,22 +172,16 @@ class RunFolder:
         """All events that are whole, in their order."""
         return list(read_metrics(self.path / METRICS))
 
-    def save(
-        self,
-        progress: Mapping[str, Any],
-        parts: Mapping[str, dict[str, Any]],
-        found: Mapping[str, str] | None = None,
-    ) -> None:
+    def save(self, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
         """Write a checkpoint; the one before stays valid until this one is on the disk.
 
         Args:
             progress: plain values.
             parts: states with tensors. One that has not changed since the last checkpoint is not written again.
-            found: their digests, if they are known already.
         """
         (self.path / PARTS).mkdir(exist_ok=True)
         names = {}
-        for name, digest in (found or digests(parts)).items():
+        for name, digest in ((name, storage.digest(_content(state))) for name, state in parts.items()):
             # Called by what is in it: weights that are also the best ones are written once.
             names[name] = f"{digest[:32]}.safetensors"
             if not (self.path / PARTS / names[name]).exists():
@@ -290,11 +284,6 @@ class RunFolder:
             except BlockingIOError:
                 raise RunError(f"another process is running {self.path}") from None
             yield
-
-
-def digests(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Of what is in each part of a checkpoint."""
-    return {name: storage.digest(_content(state)) for name, state in parts.items()}
 
 
 def _content(state: Mapping[str, Any]) -> dict[str, Any]:

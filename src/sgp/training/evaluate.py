@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.benchmarks.stream import Examples
-from sgp.training.parallel import ALONE, Team
 
 
 class Score(NamedTuple):
@@ -34,7 +33,6 @@ def evaluate(
     batch: int,
     order: Tensor,
     logits: Callable[[Tensor, int], Tensor] | None = None,
-    team: Team = ALONE,
 ) -> Score:
     """Score a network in eval mode; its mode is as before afterwards.
 
@@ -45,7 +43,6 @@ def evaluate(
         batch: how many at once. It matters where BatchNorm divides by the batch's own statistics.
         order: in which they come, [n], since batches of a single class would have statistics of their own.
         logits: what gives them instead of the network's own forward pass.
-        team: which shares the batches; every process gets the score on all of them.
     """
     answer = logits or network
     if len(order) == 0:
@@ -54,14 +51,13 @@ def evaluate(
     network.eval()
     try:
         loss, correct = 0.0, 0
-        for rows in team.turns(batches(order, batch)):
+        for rows in batches(order, batch):
             answers, labels = answer(examples.inputs[rows], head), examples.labels[rows]
             loss += float(F.cross_entropy(answers, labels, reduction="sum"))
             correct += int((answers.argmax(dim=1) == labels).sum())
     finally:
         network.train(was_training)
-    loss, right = team.sums(loss, correct)
-    return Score(loss / len(order), 100 * right / len(order))
+    return Score(loss / len(order), 100 * correct / len(order))
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

@@ -23,12 +23,11 @@ from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.methods import METHODS, Batch, Joint, Moment, Supervised
 from sgp.networks import NETWORKS
 from sgp.runs.config import Config
-from sgp.runs.folder import RunError, RunFolder, digests
+from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.summary import accuracy_matrix, write_tables
 from sgp.training.average import WeightAverage
 from sgp.training.batch_norm import MixedStatistics
 from sgp.training.evaluate import Score, batches, evaluate, mean_score
-from sgp.training.parallel import ALONE, Team
 from sgp.training.realign import earlier_answers, head_of, realign
 from sgp.training.recorded import Recorded, Watcher
 from sgp.training.schedule import SCHEDULES, Schedule
@@ -58,14 +57,10 @@ class Learner(Recorded):
         stream: its tasks.
         folder: where it leaves its traces; with a checkpoint there, the run goes on from it.
         watchers: are told of every event.
-        team: that learns it. The folder and the watchers are those of its first process.
     """
 
-    def __init__(
-        self, config: Config, stream: Stream, folder: RunFolder, *watchers: Watcher, team: Team = ALONE
-    ) -> None:
+    def __init__(self, config: Config, stream: Stream, folder: RunFolder, *watchers: Watcher) -> None:
         super().__init__(folder, *watchers)
-        self.team = team
         self.config = config
         self.stream = stream
         self.network = build_network(config, stream)
@@ -85,7 +80,7 @@ class Learner(Recorded):
 
     def run(self) -> None:
         """Learn what is left to learn."""
-        progress, parts = self.team.from_first(self.folder.load) or ({"task": 0, "accuracies": []}, {})
+        progress, parts = self.folder.load() or ({"task": 0, "accuracies": []}, {})
         self.accuracies = progress["accuracies"]
         if parts:
             # First the method: it may have to build what the weights are of.
@@ -148,17 +143,9 @@ class Learner(Recorded):
             optimizer = self._optimizer()
         except (TypeError, ValueError) as error:  # a layer, or a way of training, that the method cannot deal with
             raise RunError(f"{self.config.method} cannot learn on {self.config.network} so: {error}") from error
-        # Before the method, which is to see the gradient of the whole batch.
-        self.team.attach(optimizer)
         self.method.attach(optimizer)
         schedule = SCHEDULES[training.schedule](training)
         average = self._average(position) if training.average else None
-        before: dict[str, Tensor] = {}
-        if self.method.looks_back:
-            began = parts.get("before", {})  # of a checkpoint inside the task
-            for name, parameter in self.network.named_parameters():
-                # In memory as the parameter is, also when it was read from a file.
-                before[name] = torch.empty_like(parameter.detach()).copy_(began.get(name, parameter.detach()))
         answers = self._earlier_answers(position, tasks[0], parts) if self._realigns(position) else {}
         best: dict[str, Tensor] | None = None
         if "schedule" in progress:
@@ -173,8 +160,6 @@ class Learner(Recorded):
 
         while not schedule.done:
             with self._timed("train"):
-                if before and schedule.epochs:
-                    self.method.between_epochs(before)
                 loss = self._epoch(position, tasks, optimizer, schedule, average)
                 self.method.settle()
             with self._timed("validate"), average.applied() if average else nullcontext():
@@ -201,9 +186,7 @@ class Learner(Recorded):
                 validation_accuracy=score.accuracy,
             )
             with self._timed("checkpoint"):
-                self._save(
-                    position, schedule, optimizer=optimizer, average=average, best=best, before=before, answers=answers
-                )
+                self._save(position, schedule, optimizer=optimizer, average=average, best=best, answers=answers)
 
         if average is not None:
             average.keep()
@@ -249,20 +232,18 @@ class Learner(Recorded):
         step = self.method.step if isinstance(self.method, Supervised) else self._plain_step
         whole, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
         self.network.train()
-        seeded = self._seeded("dropout", position, schedule.epochs, *self.team.stream)
-        with seeded, self.team.normalising(self.network):
+        with self._seeded("dropout", position, schedule.epochs):
             for task, rows in self._lots(position, tasks, schedule.epochs):
                 share = seen / whole
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(share) * group.get(RATE, 1.0)
                 moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.training.epochs)
-                own = self.team.part(rows)
-                loss = step((task.train.inputs[own], task.train.labels[own]), task.head, moment, optimizer)
+                loss = step((task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer)
                 if average is not None:
                     average.update()
-                total += loss * len(rows) * self.team.share
+                total += loss * len(rows)
                 seen += len(rows)
-        return self.team.sums(total)[0] / seen
+        return total / seen
 
     def _lots(self, position: int, tasks: Sequence[Task], epoch: int) -> Iterator[tuple[Task, Tensor]]:
         """The rows of each batch of an epoch and their task; batches of several tasks come in random order."""
@@ -334,8 +315,7 @@ class Learner(Recorded):
                 bytes=self._bytes(),
             )
         # Before the checkpoint, after which a resumed run does not come back here.
-        if self.team.is_first:
-            write_tables(self.folder)
+        write_tables(self.folder)
         self._save(learned)
 
     def _bytes(self) -> dict[str, int]:
@@ -397,7 +377,6 @@ class Learner(Recorded):
                 batch=self.config.training.test_batch,
                 order=order,
                 logits=self.method.logits if isinstance(self.method, Supervised) else None,
-                team=self.team,
             )
 
     def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
@@ -435,14 +414,7 @@ class Learner(Recorded):
             parts |= average.state_dict()
         if statistics := self.statistics.state_dict():
             parts["statistics"] = statistics
-        found = digests(parts)
-        self.team.refuse_differences(found)
-        if self.team.is_first:
-            self.folder.save(progress, parts, found)
-
-    def _log(self, event: str, **values: Any) -> None:
-        if self.team.is_first:
-            super()._log(event, **values)
+        self.folder.save(progress, parts)
 
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:
