@@ -71,6 +71,16 @@ def test_a_file_of_the_core_imports_only_files_above_it_in_the_table_of_the_arch
         assert set(imported) <= set(table[:position]), name
 
 
+def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
+    text = (ROOT / "docs/works-with.md").read_text()
+    for evidence in re.findall(r"^\| .+ \| (?:tested|refused) \| (.*)\|$", text, re.M):
+        assert "test" in evidence, evidence
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert named
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link
