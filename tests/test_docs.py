@@ -62,6 +62,25 @@ def test_every_benchmark_has_a_row_with_its_network_in_the_table_of_benchmarks()
     assert dict(rows) == {name: BENCHMARKS[name].network for name in BENCHMARKS}
 
 
+def test_a_file_of_the_core_imports_only_files_above_it_in_the_table_of_the_architecture() -> None:
+    core = ROOT / "src/sgp/projection"
+    table = re.findall(r"^\| `(\w+)\.py` \| ", (ROOT / "docs/architecture.md").read_text(), re.M)
+    assert sorted(table) == sorted(path.stem for path in core.glob("*.py") if path.stem != "__init__")
+    for position, name in enumerate(table):
+        imported = re.findall(r"^\s*from sgp\.projection\.(\w+) import", (core / f"{name}.py").read_text(), re.M)
+        assert set(imported) <= set(table[:position]), name
+
+
+def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
+    text = (ROOT / "docs/works-with.md").read_text()
+    for evidence in re.findall(r"^\| .+ \| (?:tested|refused) \| (.*)\|$", text, re.M):
+        assert "test" in evidence, evidence
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert named
+    for file, name in named:
+        assert f"\ndef {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link

@@ -29,7 +29,7 @@ class Block:
     Attributes:
         weight: name of the parameter inside its module.
         bias: name of the bias that is added to this block's output, if there is one.
-        input: which of the module's inputs the block multiplies; a key of :meth:`LayerType.inputs`.
+        input: which of the module's inputs the block multiplies; a key of what :meth:`LayerType.find_inputs` returns.
         rows: first row of the slice along dimension 0 and one past its last, for parameters that pack several
             matrices.
         bias_rows: the same for the bias; None if it is cut as the weight is.
