@@ -15,6 +15,7 @@ PACKAGES = [
     "storage",
     "patterns",
     "projection",
+    "heads",
     "sgp",
     "registry",
     "integrations",
