@@ -195,7 +195,7 @@ def test_the_published_scale_of_gradients_is_another_prior() -> None:
 def test_n_is_the_inputs_or_the_larger_side(fan: Any, linear: int, conv: int) -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.Conv2d(4, 40, 3, groups=2), nn.Conv2d(4, 32, 8), nn.LayerNorm(5))
     method = BLIP(net, BLIPSettings(fan=fan, fisher_prior=1e-9))
-    scales = method._scales(method._layout())
+    scales = method._scales(method._scan())
     n = {"0": linear, "1": conv, "2": 4 * 8 * 8}
     assert set(scales) == {f"{layer}.{leaf}" for layer in n for leaf in ("weight", "bias")}
     for layer, count in n.items():

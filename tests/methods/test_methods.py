@@ -247,7 +247,7 @@ def test_settings_reach_the_memory() -> None:
     method = made("sgp", alpha=3.0, first_rank="one-less", truncation="after", orthogonalise=False, bias="freeze")
     assert isinstance(method, SGP)
     memory = method.memory
-    assert (memory.alpha, memory.bias) == (3.0, "freeze")
+    assert (memory.alpha, memory.rules.bias) == (3.0, "freeze")
     numerics = memory.numerics
     assert (numerics.first_rank, numerics.truncation, numerics.orthogonalise) == ("one-less", "after", False)
 

@@ -291,10 +291,10 @@ def energies(*values: float) -> Tensor:
 def test_a_tasks_space_is_the_smallest_set_of_old_and_new_directions_that_reaches_the_threshold() -> None:
     memory = UnionMemory(nn.Linear(6, 2, bias=False), threshold=0.9, alpha=math.inf)
     first = rows([3.0, 2.0, 1.0, 0, 0, 0])
-    start = memory._grow(Subspace.empty(1, 6), first, 1.0)
+    start = memory.grow_bases(Subspace.empty(1, 6), first, 1.0)
     assert start.rank.tolist() == [3]
     # Energies along the axes: old 16, 1, 0.25; new 9, 4, 0.5. The strongest that hold 95 % are 16, 9, 4.
-    grown = memory._grow(start, rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), 0.94)
+    grown = memory.grow_bases(start, rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), 0.94)
     assert grown.rank.tolist() == [5]
     axes = grown.basis[0].abs().argmax(dim=0).tolist()
     assert axes == [0, 1, 2, 3, 4]
@@ -316,11 +316,11 @@ def rows(scales: list[float]) -> InputGram:
 
 def test_old_bases_count_only_if_they_are_among_the_strongest() -> None:
     memory = UnionMemory(nn.Linear(4, 2, bias=False), threshold=0.9, alpha=math.inf)
-    start = memory._grow(Subspace.empty(1, 4), rows([1.0, 1.0, 0, 0]), 1.0)
+    start = memory.grow_bases(Subspace.empty(1, 4), rows([1.0, 1.0, 0, 0]), 1.0)
     task = [0.5, 0.5, 1.0, 0.5**0.5]  # energies 0.25, 0.25; 1, 0.5
     # At 0.74 GPM needs one new direction beside both old bases, the smallest set is the two new ones.
     assert start.grow(rows(task), threshold=0.74, alpha=math.inf).rank.tolist() == [3]
-    grown = memory._grow(start, rows(task), 0.74)
+    grown = memory.grow_bases(start, rows(task), 0.74)
     assert grown.rank.tolist() == [4]
     assert memory._space_of[id(grown)][1].chosen.tolist() == [[False, False, True, True]]
 
@@ -328,17 +328,17 @@ def test_old_bases_count_only_if_they_are_among_the_strongest() -> None:
 def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected() -> None:
     memory = UnionMemory(nn.Linear(6, 2, bias=False), threshold=0.9, alpha=math.inf)
     memory.without_strongest = True
-    start = memory._grow(Subspace.empty(1, 6), rows([3.0, 2.0, 0, 0, 0, 0]), 1.0)
+    start = memory.grow_bases(Subspace.empty(1, 6), rows([3.0, 2.0, 0, 0, 0, 0]), 1.0)
     assert start.rank.tolist() == [2]
     assert memory._space_of[id(start)][1].outside.shape == (1, 6, 0)
-    grown = memory._grow(start, rows([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
+    grown = memory.grow_bases(start, rows([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
     assert grown.basis[0].abs().argmax(dim=0).tolist() == [0, 1, 3, 4]
     assert (grown.rank.tolist(), grown.importance.tolist()) == ([4], [[1.0, 1.0, 1.0, 1.0]])
     _, space = memory._space_of[id(grown)]
     assert space.chosen.tolist() == [[True, False, True, True]]
     assert space.basis(grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
     # Where nothing is new, nothing is left out.
-    same = memory._grow(grown, rows([1.0, 0, 0, 1.0, 0, 0]), 0.9)
+    same = memory.grow_bases(grown, rows([1.0, 0, 0, 1.0, 0, 0]), 0.9)
     assert (same.rank.tolist(), memory._space_of[id(same)][1].outside.shape[-1]) == ([4], 0)
 
 

@@ -189,7 +189,7 @@ class GPM(Method[GPMSettings]):
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         with warnings.catch_warnings():
             # Runs report the free share of every layer after every task.
-            warnings.filterwarnings("ignore", message=".*blocked and can hardly", category=UserWarning)
+            warnings.filterwarnings("ignore", message="nearly all of the capacity is blocked", category=UserWarning)
             self.memory.update(
                 self._in_lots(batches),
                 samples=self.settings.memory_samples,
