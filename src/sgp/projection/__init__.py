@@ -1,5 +1,6 @@
 """Scaled gradient projection for any PyTorch model and any optimizer; depends on torch alone."""
 
+from sgp.projection import recurrent  # noqa: F401 - registers the layer types
 from sgp.projection.capacity import Capacity, LayerCapacity, Summary
 from sgp.projection.check import Check, LayerCheck
 from sgp.projection.hook import OptimizerHook

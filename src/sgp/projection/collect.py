@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.data import DataLoader, SequentialSampler
 
 from sgp.projection.caller_warning import warn_caller
@@ -90,6 +91,7 @@ class _Collector:
         self._precise = precise
         self._mask_of = mask
         self._mask: Tensor | None = None
+        self._call_mask: Tensor | None = None  # of the call that is being read
         self._batch: int | None = None  # its samples
         self._length: int | None = None  # their positions
         self._busy = True  # but while a batch is watched
@@ -155,7 +157,9 @@ class _Collector:
                 return
             self._busy = True
             try:
-                inputs = _type_of(module).find_inputs(module, *args, **kwargs)
+                layer_type = _type_of(module)
+                inputs = layer_type.find_inputs(module, *args, **kwargs)
+                self._call_mask = layer_type.find_mask(module, *args, **kwargs)
                 for guard, key in readers:
                     if self._wanted(guard, len(inputs[key])):
                         self._read(name, guard, module, inputs[key])
@@ -173,11 +177,11 @@ class _Collector:
         shared = self._shared.get(guard.name)
         if shared is None:
             kind = self._kind(guard, module)
-            shared = next((s for s in self._begun if s.kind == kind and s.is_of(tensor)), None)
+            shared = next((s for s in self._begun if s.kind == kind and s.is_of(tensor, self._call_mask)), None)
             if shared is None or kind is None:
                 shared = _Shared(self._empty(guard, module, tensor), kind)
                 self._begun.append(shared)
-                shared.begin(tensor, guard.name)
+                shared.begin(tensor, self._call_mask, guard.name)
                 self._add(name, guard, module, shared.statistic, tensor)
             shared.join(guard.name)
         elif guard.name in shared.arrived:
@@ -185,19 +189,19 @@ class _Collector:
             self._part_late(shared)
             if shared in self._begun:
                 self._begun.remove(shared)
-            shared.begin(tensor, guard.name)
+            shared.begin(tensor, self._call_mask, guard.name)
             self._add(name, guard, module, shared.statistic, tensor)
-        elif shared.is_of(tensor):
+        elif shared.is_of(tensor, self._call_mask):
             shared.arrive(guard.name)
             return
         else:
             # One that has moved on to its next tensor holds its first one too, which this guard has not read.
-            branch = next((b for b in shared.branches if b.begun == 1 and b.is_of(tensor)), None)
+            branch = next((b for b in shared.branches if b.begun == 1 and b.is_of(tensor, self._call_mask)), None)
             shared.leave(guard.name)
             if branch is None:
                 branch = _Shared(shared.before_last(), shared.kind)
                 shared.branches.append(branch)
-                branch.begin(tensor, guard.name)
+                branch.begin(tensor, self._call_mask, guard.name)
                 self._add(name, guard, module, branch.statistic, tensor)
             branch.join(guard.name)
             shared = branch
@@ -240,13 +244,21 @@ class _Collector:
         """
         if name in self._across and tensor.dim() > 2:
             tensor = tensor.transpose(0, 1)
-        if self._mask is not None and layer_type.is_sequence_first(tensor, self._mask):
+        mask = self._mask if self._call_mask is None else None  # a call that has a mask has its samples first
+        if mask is not None and layer_type.is_sequence_first(tensor, mask):
             tensor = tensor.transpose(0, 1)
         if not layer_type.is_lookup or self._batch is None:
             return tensor
         if tensor.dim() == 1 and len(tensor) == self._length != self._batch:
             tensor = tensor.unsqueeze(0)
         return tensor.expand(self._batch, *tensor.shape[1:]) if len(tensor) == 1 else tensor
+
+    def _combine_masks(self) -> Tensor | None:
+        """Return which positions of a call's inputs count: those that it has and that the batch's mask admits."""
+        mask, call_mask = self._mask, self._call_mask
+        if mask is None or call_mask is None:
+            return mask if call_mask is None else call_mask
+        return call_mask & mask.to(call_mask.device) if mask.shape == call_mask.shape else call_mask
 
     def _empty(self, guard: ProtectedLayer, module: nn.Module, tensor: Tensor) -> InputGram:
         layer_type = _type_of(module)
@@ -259,7 +271,7 @@ class _Collector:
         layer_type = _type_of(module)
         tensor = self._by_sample(name, layer_type, tensor)
         wanted = self._wanted(guard, len(tensor))
-        mask = self._mask
+        mask = self._combine_masks()
         if mask is not None and len(tensor) == 1:  # of all samples, such as the vectors of their positions
             mask = mask[: self._wanted(guard, len(mask))].any(0, keepdim=True)
         tensor = tensor[:wanted]
@@ -301,6 +313,7 @@ class _Shared:
         self._members: list[str] = []
         self._before: InputGram | None = None
         self._tensor: Callable[[], Tensor | None] = lambda: None
+        self._mask: Tensor | None = None
         self._version = 0
 
     @property
@@ -308,18 +321,18 @@ class _Shared:
         """Those that have not read the last tensor."""
         return [name for name in self._members if name not in self.arrived]
 
-    def begin(self, tensor: Tensor, reader: str) -> None:
+    def begin(self, tensor: Tensor, mask: Tensor | None, reader: str) -> None:
         """The next tensor; before it is taken in."""
         # A copy costs little beside the products that follow, and only groups need one.
         self._before = self.statistic.clone() if len(self._members) > 1 else None
-        self._tensor, self._version = weakref.ref(tensor), _version(tensor)
+        self._tensor, self._version, self._mask = weakref.ref(tensor), _version(tensor), mask
         self.begun += 1
         self.arrived = {reader}
         self.settle()
 
-    def is_of(self, tensor: Tensor) -> bool:
-        """Whether this is the last tensor, and still as it was then."""
-        return self._tensor() is tensor and _version(tensor) == self._version
+    def is_of(self, tensor: Tensor, mask: Tensor | None) -> bool:
+        """Return whether this is the last tensor, unchanged since then and with the same mask of its call."""
+        return self._tensor() is tensor and _version(tensor) == self._version and self._mask is mask
 
     def before_last(self) -> InputGram:
         """The statistic without the last tensor."""
@@ -372,11 +385,11 @@ def make_forward(model: nn.Module) -> Callable[[Any], Any]:
 
     def run(batch: Any) -> Any:
         try:
-            if isinstance(batch, Tensor):
+            if isinstance(batch, Tensor | PackedSequence):
                 return model(batch)
             if isinstance(batch, Mapping):
                 return model(**batch)
-            if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):
+            if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor | PackedSequence):
                 return model(batch[0])
         except TypeError as error:
             error.add_note(
@@ -443,9 +456,11 @@ def find_attention_mask(batch: Any) -> Tensor | None:
 
 
 def iterate_tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """Yield all tensors in nested tuples, lists and dicts; a packed sequence is one, padded, with its samples first."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, PackedSequence):
+        yield pad_packed_sequence(value, batch_first=True)[0]
     elif isinstance(value, Mapping | tuple | list):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from iterate_tensors(item)

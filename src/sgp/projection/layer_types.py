@@ -94,7 +94,8 @@ class Block:
 class LayerType:
     """What must be known of a layer type: its blocks, its inputs, and how an input unfolds into rows.
 
-    The two last have defaults that suit every layer that multiplies the last dimension of its first argument.
+    All but :meth:`find_blocks` have defaults that suit every layer that multiplies the last dimension of its first
+    argument.
     """
 
     # Whether the layer computes x W^T by torch.nn.functional.linear and nothing else, which the input side
@@ -104,13 +105,25 @@ class LayerType:
     is_lookup = False
 
     def find_blocks(self, module: nn.Module) -> Sequence[Block]:
-        """The blocks of a module's parameters."""
+        """Return the blocks of a module's parameters.
+
+        Raises:
+            TypeError: The module cannot be protected as it is configured. The memory adds its name to the message.
+        """
         raise NotImplementedError
 
     def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         """The inputs of one call by name, each with the samples along dimension 0."""
         input = args[0] if args else kwargs["input"]
         return {"input": input.unsqueeze(0) if input.dim() == 1 else input}
+
+    def find_mask(self, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor | None:
+        """Return which positions the inputs of one call have, [samples, positions], or None if they have all.
+
+        For layers whose arguments tell how long each sample is, such as lengths or a packed sequence. The mask applies
+        to every input whose first two dimensions it has, and counts together with the mask of the batch.
+        """
+        return None
 
     def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         """An input as the rows that the weight multiplies: [groups, n, inputs]."""

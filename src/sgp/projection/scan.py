@@ -134,7 +134,7 @@ class _Scanner:
             layer_type = get_layer_type(module)
             if layer_type is None or find_pattern(module_name, self._rules.exclude):
                 continue
-            blocks = layer_type.find_blocks(module)
+            blocks = _find_blocks(layer_type, module, module_name)
             for block, name in zip(blocks, _name_blocks(module_name or "(model)", blocks), strict=True):
                 weight = _get_parameter(module, block.weight, module_name)
                 bias = _get_parameter(module, block.bias, module_name) if block.bias else None
@@ -286,6 +286,14 @@ def _find_unknown_users(model: nn.Module, exclude: Sequence[str]) -> dict[int, s
         if get_layer_type(module) is None and not find_pattern(name, exclude)
         for parameter in module.parameters(recurse=False)
     }
+
+
+def _find_blocks(layer_type: LayerType, module: nn.Module, module_name: str) -> Sequence[Block]:
+    """Return the blocks of a module, or raise the error of a layer type that refuses it with the module's name."""
+    try:
+        return layer_type.find_blocks(module)
+    except TypeError as error:
+        raise TypeError(f"layer {module_name or '(model)'!r}: {error}") from error
 
 
 def _name_blocks(module_name: str, blocks: Sequence[Block]) -> list[str]:

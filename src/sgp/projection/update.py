@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.caller_warning import warn_caller
@@ -292,7 +293,9 @@ def _make_empty(gram: InputGram) -> Bases:
 def check_not_single_batch(batches: Any) -> None:
     """Raise if batches look like a single one, which would be taken apart into wrong batches."""
     is_tensor_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(b, Tensor) for b in batches)
-    if isinstance(batches, Tensor | Mapping) or (is_tensor_pair and batches[0].dim() != batches[1].dim()):
+    if isinstance(batches, Tensor | Mapping | PackedSequence) or (
+        is_tensor_pair and batches[0].dim() != batches[1].dim()
+    ):
         raise TypeError("an iterable of batches is needed, and this looks like a single batch: pass [batch]")
 
 
