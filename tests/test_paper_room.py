@@ -350,3 +350,9 @@ def test_learning_rates_are_those_of_table_4(benchmark: str, method: str) -> Non
 def test_what_the_paper_does_not_have_has_no_numbers() -> None:
     assert numbers("digits", "sgp") == {}
     assert numbers("someone's", "own") == {}
+
+
+def test_the_reference_preset_of_trgp_finds_bases_as_published() -> None:
+    for benchmark, preset in itertools.product(("split-cifar100", "cifar100-superclass"), PRESETS):
+        flat = configure(benchmark, "trgp", preset).flat()
+        assert flat["representation"] == ("plain" if preset == "reference" else "scaled")
