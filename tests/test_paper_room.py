@@ -352,6 +352,13 @@ def test_what_the_paper_does_not_have_has_no_numbers() -> None:
     assert numbers("someone's", "own") == {}
 
 
+@pytest.mark.parametrize("method", ["ewc", "hat"])
+def test_the_reference_schedule_of_ewc_and_hat_is_that_of_their_code(method: str) -> None:
+    for benchmark in ("split-cifar100", "cifar100-superclass", "split-miniimagenet"):
+        training = configure(benchmark, method, "reference").training
+        assert (training.lr_min, training.lr_factor, training.patience) == (1e-4, 3, 5)
+
+
 def test_the_reference_preset_of_trgp_finds_bases_as_published() -> None:
     for benchmark, preset in itertools.product(("split-cifar100", "cifar100-superclass"), PRESETS):
         flat = configure(benchmark, "trgp", preset).flat()
