@@ -16,9 +16,9 @@ import sgp.paper
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
 from sgp.methods import METHODS, Supervised
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, has_recipe, numbers, rows
+from sgp.paper import PRESETS, RECIPES, comparison, has_recipe, numbers, rows
 from sgp.projection.update import find_limits, find_threshold
-from sgp.runs.config import Config, configure
+from sgp.runs.config import Config, configure, is_whole
 
 OURS = (
     "digits",
@@ -120,8 +120,9 @@ def network_of(config: Config) -> nn.Module:
 @pytest.mark.parametrize(("folder", "entry"), FILES, ids=[f"{folder}/{entry.name}" for folder, entry in FILES])
 def test_a_file_says_only_what_is_understood(folder: str, entry: Any) -> None:
     content = yaml.safe_load(entry.read_text(encoding="utf-8"))
-    allowed = {"settings", "presets", "recipes"} | ({"table", "numbers"} if folder == "rows" else set())
-    assert set(content) <= allowed
+    of_folder = {"rows": {"comparison", "numbers"}, "benchmarks": {"comparison"}}
+    assert set(content) <= {"settings", "presets", "recipes"} | of_folder.get(folder, set())
+    assert set(content.get("comparison", {})) <= {"preset" if folder == "rows" else "settings"}
     assert set(content.get("presets", {})) <= set(PRESETS) - {"paper"}
     assert set(content.get("recipes", {})) <= set(RECIPES) - {"paper"}
     assert set(content.get("numbers", {})) <= {"acc", "acc_std", "bwt", "bwt_std", "capacity"}
@@ -164,7 +165,8 @@ def test_what_a_row_says_of_the_paper_does_not_undo_a_preset_of_its_benchmark() 
             source = ROOM.joinpath(folder, f"{name}.yaml")
             above = yaml.safe_load(source.read_text(encoding="utf-8")) if source.is_file() else {}
             for preset, values in above.get("presets", {}).items():
-                undone = set(values) & set(row["settings"]) - set(row.get("presets", {}).get(preset, {}))
+                changed = {setting for setting, value in row["settings"].items() if values.get(setting, value) != value}
+                undone = changed - set(row.get("presets", {}).get(preset, {}))
                 assert not undone, (benchmark, method, preset)
 
 
@@ -349,3 +351,62 @@ def test_learning_rates_are_those_of_table_4(benchmark: str, method: str) -> Non
 def test_what_the_paper_does_not_have_has_no_numbers() -> None:
     assert numbers("digits", "sgp") == {}
     assert numbers("someone's", "own") == {}
+
+
+# The preset under which each method's row is compared, where it is not `paper`.
+COMPARED_UNDER_REFERENCE = {
+    "split-cifar100": {"ewc", "hat", "fs-dgpm", "trgp"},
+    "cifar100-superclass": {"ewc", "fs-dgpm", "trgp", "gpm", "sgp"},
+    "split-miniimagenet": {"trgp"},
+}
+
+
+@pytest.mark.parametrize(("benchmark", "method"), NUMBERS)
+def test_every_row_of_the_tables_names_the_preset_under_which_it_is_compared(benchmark: str, method: str) -> None:
+    row = yaml.safe_load(ROOM.joinpath("rows", f"{benchmark}.{method}.yaml").read_text(encoding="utf-8"))
+    under = "reference" if method in COMPARED_UNDER_REFERENCE[benchmark] else "paper"
+    assert row["comparison"] == {"preset": under}
+    assert comparison(benchmark, method).preset == under
+
+
+def test_only_rows_with_numbers_of_the_paper_name_a_preset() -> None:
+    named = {
+        (benchmark, method)
+        for benchmark, method in rows()
+        if "comparison" in yaml.safe_load(ROOM.joinpath("rows", f"{benchmark}.{method}.yaml").read_text("utf-8"))
+    }
+    assert named == set(NUMBERS)
+    assert comparison("digits", "sgp") == sgp.paper.Comparison("paper", {})
+
+
+@pytest.mark.parametrize(("benchmark", "method"), NUMBERS)
+def test_a_row_can_be_run_as_it_is_compared(benchmark: str, method: str) -> None:
+    compared = comparison(benchmark, method)
+    config = configure(benchmark, method, compared.preset, **compared.settings)
+    flat = config.flat()
+    assert is_whole(config)
+    if benchmark == "cifar100-superclass":
+        assert (flat["pixels"], flat["validation_seed"]) == ("scrambled", 0)
+    if method == "fs-dgpm":
+        assert (flat["momentum"], flat["clip"]) == (0.9, 2)
+
+
+@pytest.mark.parametrize("setting", ["pixels", "validation_seed"])
+def test_runs_on_other_superclass_data_do_not_stand_beside_the_papers_numbers(setting: str) -> None:
+    settings = dict(comparison("cifar100-superclass", "den").settings)
+    assert is_whole(configure("cifar100-superclass", "den", **settings))
+    del settings[setting]
+    assert not is_whole(configure("cifar100-superclass", "den", **settings))
+
+
+@pytest.mark.parametrize("method", ["ewc", "hat"])
+def test_the_reference_schedule_of_ewc_and_hat_is_that_of_their_code(method: str) -> None:
+    for benchmark in ("split-cifar100", "cifar100-superclass", "split-miniimagenet"):
+        training = configure(benchmark, method, "reference").training
+        assert (training.lr_min, training.lr_factor, training.patience) == (1e-4, 3, 5)
+
+
+def test_the_reference_preset_of_trgp_finds_bases_as_published() -> None:
+    for benchmark, preset in itertools.product(("split-cifar100", "cifar100-superclass"), PRESETS):
+        flat = configure(benchmark, "trgp", preset).flat()
+        assert flat["representation"] == ("plain" if preset == "reference" else "scaled")

@@ -122,21 +122,28 @@ def test_retraining_moves_weights_between_selected_units_and_the_head_alone() ->
     assert not moved["heads.0.weight"].any()
 
 
-def test_drift_is_held_by_the_weights_of_the_task_before() -> None:
-    method = after_first_task(drift=0.7)
+def test_retraining_decays_and_shrinks_what_it_trains_and_penalises_drift() -> None:
+    method = after_first_task(drift=0.7, l1=0.003, l2=0.1)
     learn(method, 1, steps=0)
+    chosen = torch.arange(16) < 5
+    method.selected = {"hidden.0": chosen, "hidden.1": torch.ones(8, dtype=torch.bool)}
     batch, optimizer = batch_of(1), method.optimizer(torch.optim.SGD, 0.1)
     method.attach(optimizer)
-    anchor = method.network.hidden[0].weight.detach().clone()
+    weight, head = method.network.hidden[0].weight, method.network.heads[1].weight
+    anchor = weight.detach().clone()
     with torch.no_grad():
-        method.network.hidden[0].weight += 0.01
-    start = weights_of(method)["hidden.0.weight"]
-    (gradient,) = torch.autograd.grad(
-        F.cross_entropy(method.network(batch[0], 1), batch[1]), [method.network.hidden[0].weight]
-    )
+        weight += 0.01
+    start, head_start = weight.detach().clone(), head.detach().clone()
+    loss = F.cross_entropy(method.network(batch[0], 1), batch[1])
+    gradient, head_gradient = torch.autograd.grad(loss, [weight, head])
     method.step(batch, 1, START, optimizer)
-    wanted = start - 0.1 * (gradient + 0.7 * (start - anchor))
-    torch.testing.assert_close(method.network.hidden[0].weight.detach(), wanted)
+    wanted = F.softshrink(start - 0.1 * (gradient + 0.1 * start + 0.7 * (start - anchor)), 0.003)
+    torch.testing.assert_close(weight.detach()[chosen], wanted[chosen])
+    assert torch.equal(weight.detach()[~chosen], start[~chosen])
+    # The head is new, so it has no weights to drift from.
+    torch.testing.assert_close(
+        head.detach(), F.softshrink(head_start - 0.1 * (head_gradient + 0.1 * head_start), 0.003)
+    )
 
 
 def test_a_new_head_is_trained_alone_and_larger_shrinkage_selects_fewer_units() -> None:
@@ -249,13 +256,60 @@ def test_a_split_of_the_lower_layer_is_heard_by_new_units_and_not_by_old_ones(mo
     assert not upper[8:, 4].any()
 
 
-def test_what_is_trained_after_a_split_is_new() -> None:
-    method = drifted(split_units=3, split_epochs=3)
-    anchor = method._anchor["hidden.1.weight"]
-    now = method.network.hidden[1].weight.detach().clone()
+def test_everything_but_other_heads_is_trained_after_a_split() -> None:
+    method = drifted(split_units=3, split_epochs=3, l1=0.0)
+    earlier = method.network.heads[0].weight.detach().clone()
+    before: dict[str, Tensor] = {}
+    train = method._train
+
+    def train_noted(*args: Any) -> None:
+        before.update(weights_of(method))
+        train(*args)
+
+    method._train = train_noted  # type: ignore[method-assign]
     consolidate(method, 1)
-    assert torch.equal(method.network.hidden[1].weight[:8], anchor)
-    assert not torch.equal(method.network.hidden[1].weight[8:], now[[3, 6, 1]])
+    moved = {name: each != before[name] for name, each in weights_of(method).items()}
+    # Old units and copies, also units that were not selected for the task.
+    assert moved["hidden.1.weight"][:8].any()
+    assert moved["hidden.1.weight"][8:].any()
+    assert moved["hidden.0.weight"].any()
+    assert moved["heads.1.weight"].any()
+    # It was given columns for the copies, which hold nothing.
+    assert torch.equal(method.network.heads[0].weight[:, :8], earlier)
+    assert not method.network.heads[0].weight[:, 8:].any()
+
+
+def test_a_step_after_a_split_pulls_old_weights_alone_back_to_those_of_the_task_before() -> None:
+    method = drifted(split_units=3, drift=0.7, l1=0.003, l2=0.1)
+    anchor, batch = method._anchor["hidden.1.weight"].clone(), batch_of(1)
+    checked = []
+
+    def step_once(*args: Any) -> None:
+        weight = method.network.hidden[1].weight
+        with torch.no_grad():
+            weight += 0.01
+        start = weight.detach().clone()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(method.network(batch[0], 1), batch[1]), [weight])
+        gradient += 0.1 * start
+        gradient[:8, :16] += 0.7 * (start[:8, :16] - anchor)
+        method.step(batch, 1, START, method.optimizer(torch.optim.SGD, 0.1))
+        torch.testing.assert_close(weight.detach(), F.softshrink(start - 0.1 * gradient, 0.003))
+        checked.append(weight.shape)
+
+    method._train = step_once  # type: ignore[method-assign]
+    consolidate(method, 1)
+    assert checked == [(11, 16)]
+
+
+def test_the_stronger_the_penalty_on_drift_the_less_old_units_move_after_a_split() -> None:
+    distances = []
+    for drift in (0.0, 0.5, 5.0):
+        method = drifted(drift=drift, split_limit=0.35, split_epochs=20)
+        anchor = method._anchor["hidden.1.weight"].clone()
+        consolidate(method, 1)  # splits unit 3, so that units 1 and 6 stay where the task moved them
+        assert method.now() == {"hidden.0": 16, "hidden.1": 9}
+        distances.append(float((method.network.hidden[1].weight.detach()[:8] - anchor).norm()))
+    assert distances[0] > distances[1] > 2 * distances[2]
 
 
 @pytest.mark.parametrize("kind", NETWORKS)

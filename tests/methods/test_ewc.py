@@ -1,6 +1,7 @@
 """EWC: its penalty is the quadratic that it claims, added once per step, and it holds old tasks."""
 
 import copy
+import dataclasses
 import io
 import math
 from pathlib import Path
@@ -359,6 +360,7 @@ def test_a_state_of_another_network_is_refused_by_name() -> None:
     [
         *({"strength": -1.0}, {"strength": math.nan}, {"strength": math.inf}, {"fisher_batch": 0}, {"decay": 1.5}),
         *({"merge": "sum"}, {"fisher": "samples"}, {"penalty_step": "none"}),
+        *({"clip_norm": 0.0}, {"clip_norm": math.nan}),
     ],
     ids=str,
 )
@@ -409,9 +411,75 @@ def test_presets_are_the_protocols() -> None:
         paper, reference = (configure(benchmark, "ewc", preset).flat() for preset in ("paper", "reference"))
         for flat in (paper, reference):
             assert (flat["lr"], flat["strength"]) == (lr, strength)
-        names = ("fisher", "fisher_batch", "fisher_labels", "fisher_mode", "merge", "penalty_step")
-        assert tuple(reference[name] for name in names) == ("batch", 20, "true", "train", "mean", "explicit")
-        assert tuple(paper[name] for name in names) == ("sample", 64, "true", "eval", "separate", "implicit")
+            assert tuple(flat[name] for name in PUBLISHED) == tuple(PUBLISHED.values())
         assert (reference["lr_min"], reference["lr_factor"], reference["patience"]) == (1e-4, 3, 5)
         corrected = configure(benchmark, "ewc", "corrected").flat()
-        assert (corrected["strength"], corrected["fisher_labels"]) == (strength / 20, "drawn")
+        exact = dataclasses.asdict(EWCSettings(strength=strength / 20, fisher_labels="drawn"))
+        assert {name: corrected[name] for name in exact} == exact
+
+
+# On every benchmark of the paper's tables, in the presets `paper` and `reference`.
+PUBLISHED = {
+    "fisher": "batch",
+    "fisher_batch": 20,
+    "fisher_labels": "true",
+    "fisher_mode": "train",
+    "merge": "mean",
+    "penalty_step": "explicit",
+    "clip_norm": 100.0,
+}
+
+
+@pytest.mark.parametrize(("clip_norm", "is_finite"), [(100.0, True), (math.inf, False)])
+def test_clipping_keeps_steps_finite_where_the_published_penalty_diverges(clip_norm: float, is_finite: bool) -> None:
+    settings = PUBLISHED | {"clip_norm": clip_norm, "strength": 5000.0}
+    method = made(**settings)
+    optimizer = sgd(method, lr=0.05)
+    consolidate(method, 0)
+    # What makes plain steps diverge, whatever the loss is.
+    assert 0.05 * 5000 * max(float(fisher.max()) for fisher in method.importance.values()) > 2
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss(method, 1).backward()
+        optimizer.step()
+    assert all(torch.isfinite(weight).all() for weight in method.network.parameters()) == is_finite
+    assert bool(torch.isfinite(loss(method, 1))) == is_finite
+
+
+@pytest.mark.parametrize("step", ["implicit", "explicit"])
+def test_the_gradient_that_the_optimizer_uses_is_clipped_as_a_whole(step: str) -> None:
+    changes = {}
+    for clip_norm in (math.inf, 0.1):
+        method = learned(strength=50.0, penalty_step=step, clip_norm=clip_norm)
+        before = [weight.detach().clone() for weight in method.network.parameters()]
+        optimizer = sgd(method, lr=0.2)
+        # Two passes of half the loss each: what is clipped is their sum.
+        for _ in range(2):
+            (loss(method, 1) / 2).backward()
+        optimizer.step()
+        moved = [now.detach() - then for now, then in zip(method.network.parameters(), before, strict=True)]
+        changes[clip_norm] = torch.cat([change.flatten() for change in moved])
+    plain, clipped = changes[math.inf], changes[0.1]
+    assert float(plain.norm()) > 0.2 * 0.1
+    torch.testing.assert_close(clipped, plain * (0.2 * 0.1 / plain.norm()), rtol=1e-4, atol=1e-7)
+
+
+def test_a_gradient_within_the_norm_is_not_clipped() -> None:
+    ends = []
+    for clip_norm in (math.inf, 1e6):
+        method = learned(clip_norm=clip_norm)
+        optimizer = sgd(method)
+        loss(method, 1).backward()
+        optimizer.step()
+        ends.append([weight.detach().clone() for weight in method.network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_attaching_to_the_next_tasks_optimizer_leaves_the_last_one_unclipped() -> None:
+    method = learned(clip_norm=1e-6)
+    earlier = sgd(method)
+    sgd(method)
+    before = method.network.get_parameter("hidden.0.weight").detach().clone()
+    loss(method, 1).backward()
+    earlier.step()
+    assert float((method.network.get_parameter("hidden.0.weight").detach() - before).norm()) > 1e-3

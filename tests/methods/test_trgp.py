@@ -352,6 +352,39 @@ def test_in_reference_the_first_layer_decides_for_all() -> None:
         assert set(method._regions) == expected
 
 
+@pytest.mark.parametrize("representation", ["scaled", "plain"])
+def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the_plain_network(
+    representation: str,
+) -> None:
+    method = learned(1, representation=representation)
+    learn(method, 1, epochs=20)
+    inputs = torch.cat([x for x, _ in batches(1)])
+    answers = {"scaled": method.logits(inputs, 1).detach(), "plain": method.network(inputs, 1).detach()}
+    assert float((answers["scaled"] - answers["plain"]).norm()) > 0.1
+    seen: list[Tensor] = []
+    handle = method.network.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
+    consolidate(method, 1)
+    handle.remove()
+    torch.testing.assert_close(torch.cat(seen), answers[representation])
+    # The task itself is answered with its scales, whatever its bases were found from.
+    torch.testing.assert_close(method.logits(inputs, 1), answers["scaled"])
+    assert method._learned["1"].scales.keys() == {"hidden.0", "hidden.1"}
+
+
+def test_an_update_of_the_memory_that_fails_leaves_the_scales_of_the_task() -> None:
+    method = learned(1, representation="plain")
+    learn(method, 1)
+    inputs = batches(1)[0][0]
+    before = method.logits(inputs, 1)
+
+    def fail(batch: Batch) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        method.consolidate(batches(1), fail)
+    assert torch.equal(method.logits(inputs, 1), before)
+
+
 def test_layers_that_are_not_to_be_scaled_are_not() -> None:
     method = learned(1, unscaled="hidden.0")
     method.begin(1, batches(1))
@@ -360,7 +393,14 @@ def test_layers_that_are_not_to_be_scaled_are_not() -> None:
         made(unscaled="fc")
 
 
-@pytest.mark.parametrize("settings", [{}, {"appended": "all-but-strongest", "bias": "freeze", "orthogonalise": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"appended": "all-but-strongest", "representation": "plain", "bias": "freeze", "orthogonalise": False},
+    ],
+    ids=["paper", "reference"],
+)
 def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
     whole, stopped = learned(2, **settings), learned(2, **settings)
     for method in (whole, stopped):
@@ -444,6 +484,7 @@ def test_it_is_registered() -> None:
         {"trust_samples": 0},
         {"appended": "none"},
         {"scaling": "never"},
+        {"representation": "both"},
         {"norms": "thaw"},
         {"threshold": 0.0},
     ],

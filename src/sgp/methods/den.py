@@ -24,15 +24,16 @@ class DENSettings:
     """What of the network a task retrains, and when it grows."""
 
     l1: float = 1e-5
-    """What each step takes off the size of each weight of the first task and of new units, at least 0. A weight that is
-    no larger is no connection."""
+    """Amount by which each step shrinks every weight that it trains, at least 0. A weight that is no larger is no
+    connection. A new head that is trained alone has `head_l1` instead."""
     l2: float = 1e-4
-    """Decay of the first task's weights and of units that were split off, at least 0."""
+    """Weight decay of everything that is trained, at least 0."""
     head_l1: float = 1e-5
     """What each step takes off the size of a new head's weights while it is trained alone, at least 0: the larger, the
     fewer units a task retrains."""
     drift: float = 0.5
-    """lambda of the penalty lambda/2 |theta - theta_{t-1}|^2 on what a task retrains, at least 0."""
+    """lambda of the penalty lambda/2 |theta - theta_{t-1}|^2 on what a task retrains, before and after a split, at
+    least 0."""
     loss_limit: float = 0.01
     """Mean training loss above which a task adds units, at least 0."""
     expand_units: int | dict[str, int] = 10
@@ -78,18 +79,20 @@ class Phase:
 class DEN(Growing[DENSettings]):
     """Dynamically expandable network.
 
-    The first task is trained with weights that shrink: after each step |w| := max(|w| - l1, 0). Each later one has
+    Every phase trains on cross-entropy + l2/2 |w|^2 and shrinks the weights that it trains: after each step
+    |w| := max(|w| - l1, 0). The first task has one phase, in which everything is trained. Each later one has
 
-    1. in `begin`, its head trained alone, with shrinking weights. Units are selected: those that the head has a weight
-       for, those that they have one for, and so on down to the input;
-    2. in the loop, selective retraining: the head and the weights between selected units move, on
-       cross-entropy + drift/2 |theta - theta_{t-1}|^2;
+    1. in `begin`, its head trained alone, with head_l1 in place of l1. Units are selected: those that the head has a
+       weight for, those that they have one for, and so on down to the input;
+    2. in the loop, selective retraining: the head and the weights between selected units are trained, with the penalty
+       drift/2 |theta - theta_{t-1}|^2;
     3. in `consolidate`, if the training loss is above loss_limit, expansion: every layer gets new units, and they and
        the head are trained while nothing else moves. After each step the weights w_g into a new unit are scaled
        by max(0, 1 - group_lasso/|w_g|). Units that are left with nothing are removed;
     4. then the split of units whose weights moved by more than split_limit since the task before: the old unit gets its
        old weights back, and a new one has those of now. Old units go on hearing the old one, new units and the task's
-       head hear the new one in its place. What is new is trained again.
+       head hear the new one in its place. Then the whole network is trained, and the penalty
+       drift/2 |theta - theta_{t-1}|^2 pulls old weights back to those of the task before.
 
     Every task is answered by the units of its time. What it retrained may still move the answers of earlier tasks.
     """
@@ -119,12 +122,15 @@ class DEN(Growing[DENSettings]):
         }
         closed = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in self.network.named_parameters()}
         examples, size = gathered(batches)
-        self._on_the_side(
-            Phase(l1=self.settings.head_l1), self._with_head(closed), examples, size, self.settings.head_epochs
-        )
+        phase = Phase(l1=self.settings.head_l1, l2=self.settings.l2)
+        self._on_the_side(phase, self._with_head(closed), examples, size, self.settings.head_epochs)
         self.selected = self._reached()
 
-    def _on_the_side(self, phase: Phase, gates: Tensors, examples: Batch, size: int, epochs: int) -> None:
+    def _retraining(self) -> Phase:
+        """Return the penalties under which a later task trains weights of earlier ones."""
+        return Phase(l1=self.settings.l1, l2=self.settings.l2, drift=self.settings.drift)
+
+    def _on_the_side(self, phase: Phase, gates: Tensors | None, examples: Batch, size: int, epochs: int) -> None:
         self._phase, self._gates = phase, gates
         self._train(examples, size, epochs)
 
@@ -157,7 +163,7 @@ class DEN(Growing[DENSettings]):
     def attach(self, optimizer: Optimizer) -> None:
         super().attach(optimizer)
         first = Phase(l1=self.settings.l1, l2=self.settings.l2)
-        self._phase = first if self.first_task else Phase(drift=self.settings.drift)
+        self._phase = first if self.first_task else self._retraining()
 
     def _may_move(self) -> Tensors | None:
         if self.first_task:
@@ -180,7 +186,10 @@ class DEN(Growing[DENSettings]):
         if self._phase.l2:
             gradient.add_(parameter, alpha=self._phase.l2)
         if self._phase.drift and name in self._anchor:
-            gradient.add_(parameter - self._anchor[name], alpha=self._phase.drift)
+            anchor = self._anchor[name]
+            # Entries of units that were added since then come after those of old units, and have no anchor.
+            old = tuple(slice(size) for size in anchor.shape)
+            gradient[old].add_(parameter[old] - anchor, alpha=self._phase.drift)
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         loss = super().step(batch, head, moment, optimizer)
@@ -240,7 +249,7 @@ class DEN(Growing[DENSettings]):
             widen(self.network, self.axes, name, units_for(self.settings.expand_units, name))
         if self.now() == self.before():
             return
-        phase = Phase(l1=self.settings.l1, group_lasso=self.settings.group_lasso)
+        phase = Phase(l1=self.settings.l1, l2=self.settings.l2, group_lasso=self.settings.group_lasso)
         self._on_the_side(phase, self._new_parts(), examples, size, self.settings.expand_epochs)
         for name, count in self.now().items():
             start = self.before()[name]
@@ -274,7 +283,8 @@ class DEN(Growing[DENSettings]):
         with torch.no_grad():
             self._share_out(chosen, counts)
             self._take_back(chosen)
-        self._on_the_side(Phase(l2=self.settings.l2), self._new_parts(), examples, size, self.settings.split_epochs)
+        # Without gates: other heads have no gradient, and everything else is trained.
+        self._on_the_side(self._retraining(), None, examples, size, self.settings.split_epochs)
 
     def _share_out(self, chosen: Mapping[str, Tensor], counts: Mapping[str, int]) -> None:
         """Of a unit and its copy, old units hear the one and what is new hears the other."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from sgp.methods.fisher import fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
 from sgp.methods.method import Batch, check_choices
@@ -21,8 +25,8 @@ class EWCSettings:
     strength: float = 5000.0
     """Lambda of the penalty lambda / 2 sum F (theta - theta*)^2, at least 0."""
     fisher: Literal["sample", "batch"] = "sample"
-    """Square the gradient of each example, or that of each batch as published, which is about fisher_batch times
-    smaller."""
+    """Square the gradient of each example, or of each batch as in the published code. The batch form is smaller, by up
+    to fisher_batch times."""
     fisher_labels: Literal["true", "drawn"] = "true"
     """Of the data, or drawn from the network's own answer."""
     fisher_batch: int = 64
@@ -38,6 +42,9 @@ class EWCSettings:
     penalty_step: Literal["implicit", "explicit"] = "implicit"
     """implicit: steps have the penalty's gradient at their end, which is stable at any strength. explicit: at their
     start, as usual."""
+    clip_norm: float = math.inf
+    """Largest norm of the gradient of all parameters, penalty included, above 0; inf does not clip. The published code
+    has 100, which keeps explicit steps finite."""
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -48,6 +55,8 @@ class EWCSettings:
             raise ValueError(f"fisher_batch must be at least 1, got {self.fisher_batch}")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay must be in [0, 1], got {self.decay}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
 
 
 class EWC(Quadratic[EWCSettings]):
@@ -72,6 +81,13 @@ class EWC(Quadratic[EWCSettings]):
     @property
     def consolidation_batch(self) -> int:
         return self.settings.fisher_batch
+
+    def attach(self, optimizer: Optimizer) -> None:
+        super().attach(optimizer)
+        if self.settings.clip_norm < math.inf:
+            # Registered after the hook of implicit steps, so it clips the gradient that the optimizer uses.
+            clip = partial(_clip_gradient, self.settings.clip_norm)
+            self._handles.append(optimizer.register_step_pre_hook(clip))
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         parameters = self.held()
@@ -115,3 +131,8 @@ class EWC(Quadratic[EWCSettings]):
             "fisher": sum(tensor.nbytes for tensor in self.importance.values()),
             "anchors": sum(tensor.nbytes for tensor in self.anchor.values()),
         }
+
+
+def _clip_gradient(clip_norm: float, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Clip the joint gradient of all parameters of an optimizer, before a step without a closure."""
+    clip_grad_norm_([parameter for group in optimizer.param_groups for parameter in group["params"]], clip_norm)

@@ -36,6 +36,9 @@ class TRGPSettings(GPMSettings):
     """Which new directions of a task are protected: all, or all but the strongest as in the published code."""
     scaling: Literal["by-layer", "by-first-layer"] = "by-layer"
     """Scale each layer that trusts a task; or all of them only if the first layer does, as in the published code."""
+    representation: Literal["scaled", "plain"] = "scaled"
+    """Which network's inputs a task's bases are found from: the one that answers the task, with scaled weights; or the
+    plain one, without scales, as in the published code."""
     unscaled: str = ""
     """Pattern on names of layers that are never scaled; empty for none."""
     norms: Literal["freeze", "free"] = "freeze"
@@ -239,11 +242,16 @@ class TRGP(GPM, Supervised[GPMSettings]):
         return self._run(inputs, head, self._regions if str(head) == self._head else self._regions_of(str(head)))
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        super().consolidate(batches, log_likelihood)
         assert self._head is not None
+        regions = self._regions
+        if self.settings.representation == "plain":
+            self._regions = {}  # log_likelihood runs `logits`, which scales the weights of these layers
+        try:
+            super().consolidate(batches, log_likelihood)
+        finally:
+            self._regions = regions
         scales = {
-            layer: {region.head: region.scale.detach().clone() for region in regions}
-            for layer, regions in self._regions.items()
+            layer: {region.head: region.scale.detach().clone() for region in own} for layer, own in regions.items()
         }
         self._learned[self._head] = Learned(self.memory.spaces, scales)
         self.memory.forget_spaces()

@@ -2,13 +2,16 @@
 
 `benchmarks/NAME.yaml` has what all methods share on a benchmark, `methods/NAME.yaml` what a method has on all
 benchmarks, `rows/BENCHMARK.METHOD.yaml` what belongs to one row. All may have `presets`: what the published code does
-otherwise (`reference`), and what would be right (`corrected`). `tables/NAME.yaml` has numbers that are not of one row,
-`sweeps/NAME.yaml` is a grid of runs behind a figure, `scores/BENCHMARK.yaml` has the scores that those of a game are
-set against.
+otherwise (`reference`), and what would be right (`corrected`). `comparison` says how a run must be made to stand
+beside the paper's numbers: a row names the preset, a benchmark the settings that all its rows share.
+`tables/NAME.yaml` has numbers that are not of one row, `sweeps/NAME.yaml` is a grid of runs behind a figure,
+`scores/BENCHMARK.yaml` has the scores that those of a game are set against.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,6 +21,19 @@ Preset = Literal["paper", "reference", "corrected"]
 PRESETS: tuple[str, ...] = get_args(Preset)
 Recipe = Literal["paper", "fast"]
 RECIPES: tuple[str, ...] = get_args(Recipe)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How to run a method so that its numbers may stand beside those of the paper's tables.
+
+    Attributes:
+        preset: Preset of the run.
+        settings: Settings that the run must have, by name. They override those of the preset.
+    """
+
+    preset: Preset = "paper"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str, Any]:
@@ -48,6 +64,13 @@ def numbers(benchmark: str, method: str) -> dict[str, float]:
     """What the paper reports: acc in percent, bwt as a fraction, each with its deviation; capacity in percent."""
     found: dict[str, float] = _load("rows", f"{benchmark}.{method}").get("numbers", {})
     return found
+
+
+def comparison(benchmark: str, method: str) -> Comparison:
+    """Return the preset and settings under which a method's row of the paper's tables is compared."""
+    shared = _load("benchmarks", benchmark).get("comparison", {})
+    own = _load("rows", f"{benchmark}.{method}").get("comparison", {})
+    return Comparison(own.get("preset", "paper"), shared.get("settings", {}))
 
 
 def table(name: str, benchmark: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
 from sgp.methods import METHODS, Supervised
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, has_recipe, settings
+from sgp.paper import PRESETS, RECIPES, comparison, has_recipe, settings
 from sgp.registry import unknown
 from sgp.runs.flat import GROUPS, Flat
 from sgp.runs.games import PPO, GameConfig
@@ -277,11 +277,11 @@ def as_command(config: AnyConfig) -> str:
 
 
 def is_whole(config: AnyConfig) -> bool:
-    """Whether a run learns all that the paper's does, so that its numbers can stand beside the paper's."""
+    """Return whether a run trains on all data that the paper's runs do, so its numbers can stand beside the paper's."""
     ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
-    # The paper's figures on Superclass are of scrambled pixels, whatever its text says.
-    same_images = ours.get("pixels", "scrambled") == "scrambled"
-    return same_images and all(ours.get(name) == whole.get(name) for name in ("tasks", "epochs", "samples"))
+    required = {name: whole.get(name) for name in ("tasks", "epochs", "samples")}
+    required |= comparison(config.benchmark, config.method).settings
+    return all(ours.get(name) == value for name, value in required.items())
 
 
 def differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
