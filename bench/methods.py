@@ -11,14 +11,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from bench.row import Row
 from bench.timing import take_turns
 from sgp import paper
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.methods import Batch, Moment, Supervised
+from sgp.methods import Batch, Moment
 from sgp.methods.gpm import GPM
 from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunFolder
@@ -95,27 +93,14 @@ def stepper(learner: Learner, task: Task, count: int) -> Callable[[], object]:
     """Some steps of a task that has begun, as the loop takes them."""
     method, network, training = learner.method, learner.network, learner.config.training
     batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
-    if isinstance(method, Supervised):
-        method.begin(task.head, [(task.train.inputs, task.train.labels)])
-    kind = OPTIMIZERS[training.optimizer]
-    optimizer = (
-        method.optimizer(kind, training.lr)
-        if isinstance(method, Supervised)
-        else kind(network.parameters(), lr=training.lr)
-    )
+    method.begin(task.head, [(task.train.inputs, task.train.labels)])
+    optimizer = method.optimizer(OPTIMIZERS[training.optimizer], training.lr)
     method.attach(optimizer)
     network.train()
 
-    def plain(batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(network(batch[0], head), batch[1]))
-        optimizer.step()
-
-    step = method.step if isinstance(method, Supervised) else plain
-
     def steps() -> None:
         for batch in batches[:count]:
-            step(batch, task.head, moment, optimizer)
+            method.step(batch, task.head, moment, optimizer)
 
     return steps
 

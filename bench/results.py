@@ -14,7 +14,7 @@ from typing import Any
 from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.methods import METHODS, Joint
+from sgp.methods import METHODS
 from sgp.runs.config import AnyConfig, as_command
 from sgp.runs.folder import RunFolder
 from sgp.runs.game_summary import GameSummary, game_summary_of
@@ -188,7 +188,7 @@ def _row(group: list[Run]) -> dict[str, object]:
 
 def _of_tasks(summaries: list[Summary]) -> dict[str, object]:
     config, matrices = summaries[0].config, [summary.accuracies for summary in summaries]
-    at_once = issubclass(METHODS[config.method], Joint)
+    at_once = METHODS[config.method].trains_jointly
     published = _of_paper(config.benchmark, config.method)
     theirs = [str(published[column]) for column in ("ACC (%)", "BWT (%)") if column in published]
     return {

@@ -81,7 +81,7 @@ class _Measured:
             found = steps.subspaces(self.learner.network, steps.PPO_RANKS, constant=True)
             steps.remember(self.learner.method.memory, found)
         self.agent = Agent(self.learner.network, 0, self._timed_games(), config.training, self._updated)
-        self.learner.attach(self.agent.policy.optimizer)
+        self.learner.method.attach(self.agent.policy.optimizer)
         self.update()  # so that everything has been allocated once
         self.seconds.clear()
 

@@ -19,7 +19,7 @@ from training.small import NOISE, events, trace
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.cli import main
 from sgp.cli.run import Place, parse
-from sgp.methods import METHODS, Supervised
+from sgp.methods import METHODS
 from sgp.paper import PRESETS, RECIPES, has_recipe
 from sgp.runs.config import Config, as_command, as_yaml, configure
 from sgp.runs.folder import RunFolder
@@ -278,7 +278,7 @@ def test_arguments_become_place_and_config() -> None:
 def test_the_shortest_command_of_a_config_gives_it_again(preset: str) -> None:
     for benchmark, method, recipe in itertools.product(BENCHMARKS, METHODS, RECIPES):
         games = not isinstance(BENCHMARKS[benchmark], Benchmark)
-        if not has_recipe(benchmark, recipe) or (games and issubclass(METHODS[method], Supervised)):
+        if not has_recipe(benchmark, recipe) or (games and METHODS[method].supervised_only):
             continue
         own = {"clip_values": None, "games": "breakout"} if games else {"samples": 50, "network_bias": True}
         for changes in ({}, {"seed": 3, "channels_last": False, "lr": 1e-5} | own):

@@ -22,7 +22,7 @@ from training.small import events, of_kind, run, stream_of, trace
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.methods import METHODS, Joint
+from sgp.methods import METHODS
 from sgp.methods.adapters import Adapters
 from sgp.runs.config import Config, configure
 from sgp.runs.folder import RunFolder
@@ -195,7 +195,7 @@ def test_the_first_task_is_learned_and_every_number_is_one(outcome: Outcome, req
 
 
 def test_a_run_that_was_killed_inside_a_task_ends_with_the_same_bits(outcome: Outcome) -> None:
-    assert len(outcome.stopped) == (1 if isinstance(outcome.learner.method, Joint) else 2)
+    assert len(outcome.stopped) == (1 if outcome.learner.method.trains_jointly else 2)
     whole = trace(outcome.learner.folder.path)
     # Of large networks only in the last task, since it takes long.
     for path in outcome.stopped if outcome.learner.config.benchmark == "digits" else outcome.stopped[-1:]:
@@ -216,7 +216,7 @@ def test_examples_are_kept_by_methods_that_say_so_and_by_no_other(
         assert "data" not in outcome.learner.method.bytes() or METHODS[method].keeps_data
         return
     # What learns all tasks at once has their data from the loop.
-    assert any(outcome.images) == (METHODS[method].keeps_data and not issubclass(METHODS[method], Joint))
+    assert any(outcome.images) == (METHODS[method].keeps_data and not METHODS[method].trains_jointly)
 
 
 @pytest.mark.parametrize(("method", "case"), REFUSED)

@@ -17,7 +17,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the
 from training.small import events, of_kind, run, same_weights, small, stream_of, trace
 
 from sgp.benchmarks.stream import Stream, Task
-from sgp.methods import METHODS, Batch, Joint, Moment
+from sgp.methods import METHODS, Batch, Method, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.multitask import Multitask
 from sgp.networks import MLP
@@ -36,7 +36,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
     def step(self: Multitask, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         taken.append((head, batch[0], moment))
-        return Joint.step(self, batch, head, moment, optimizer)
+        return Method.step(self, batch, head, moment, optimizer)
 
     monkeypatch.setattr(Multitask, "step", step)
     return taken

@@ -89,7 +89,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
         (["atari", "--steps", "100"], ["steps must be at least the 2000 of one update"]),
         (["minatar", "--network", "lenet"], ["LeNet takes inputs of shape"]),
         (["atari", "--network", "actor-critc"], ["no network 'actor-critc'", "actor-critic"]),
-        (["minatar", "--method", "ewc", "--optimizer", "adam-on-projected"], ["goes with a method that projects"]),
+        (["minatar", "--method", "ewc", "--optimizer", "adam-on-projected"], ["ewc projects no steps"]),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_begun(

@@ -14,7 +14,7 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.stream import Stream
-from sgp.methods import METHODS, Supervised
+from sgp.methods import METHODS
 from sgp.paper import PRESETS, RECIPES, has_recipe
 from sgp.registry import UnknownName
 from sgp.runs.config import (
@@ -33,7 +33,7 @@ from sgp.runs.games import PPO, GameConfig
 
 SUPERVISED = [name for name in BENCHMARKS if isinstance(BENCHMARKS[name], Benchmark)]
 GAMES = [name for name in BENCHMARKS if name not in SUPERVISED]
-FOR_GAMES = [name for name in METHODS if not issubclass(METHODS[name], Supervised)]
+FOR_GAMES = [name for name in METHODS if not METHODS[name].supervised_only]
 BOTH = [*itertools.product(SUPERVISED, METHODS), *itertools.product(GAMES, FOR_GAMES)]
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.methods import METHODS, Joint, Method
+from sgp.methods import METHODS, Method
 from sgp.networks import NETWORKS
 from sgp.registry import Registry
 
@@ -47,6 +47,6 @@ def main(arguments: list[str]) -> int:
 
 def _data(method: type[Method[Any]]) -> str:
     """What a method needs of old data, which not everybody may keep."""
-    if issubclass(method, Joint):
+    if method.trains_jointly:
         return "all data at once"
     return "keeps old data" if method.keeps_data else "keeps no data"

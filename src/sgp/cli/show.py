@@ -13,7 +13,7 @@ from rich.table import Table
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
 from sgp.cli.show_games import print_game_comparison, print_game_summary
-from sgp.methods import METHODS, Joint
+from sgp.methods import METHODS
 from sgp.runs.config import is_whole
 from sgp.runs.folder import RunError, RunFolder
 from sgp.runs.game_summary import GameSummary, game_summary_of
@@ -107,7 +107,7 @@ def _lines(summary: Summary) -> list[str]:
     metrics = f"ACC {acc(summary.accuracies):.2f} %"
     if "acc" in published:
         metrics += f" (paper {published['acc']:.2f}{_deviation(published, 'acc_std', '.2f')})"
-    if tasks > 1 and not issubclass(METHODS[config.method], Joint):  # what is learned at once is not forgotten in turn
+    if tasks > 1 and not METHODS[config.method].trains_jointly:  # what is learned at once is not forgotten in turn
         metrics += f", BWT {bwt(summary.accuracies):.2f} %"
         if "bwt" in published:
             metrics += f" (paper {100 * published['bwt'] + 0.0:.1f})"

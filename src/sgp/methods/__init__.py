@@ -15,7 +15,7 @@ from sgp.methods.fs_dgpm import FSDGPM
 from sgp.methods.gpm import GPM
 from sgp.methods.hat import HAT
 from sgp.methods.lora import LoRA
-from sgp.methods.method import Batch, Method, NoSettings
+from sgp.methods.method import Batch, Method, Moment, NoSettings
 from sgp.methods.multitask import Multitask
 from sgp.methods.osf import OSF
 from sgp.methods.owm import OWM
@@ -24,7 +24,6 @@ from sgp.methods.rcl import RCL
 from sgp.methods.sgp import SGP
 from sgp.methods.si import SI
 from sgp.methods.stl import STL
-from sgp.methods.supervised import Joint, Moment, Supervised
 from sgp.methods.trgp import TRGP
 from sgp.registry import Registry
 
@@ -52,4 +51,4 @@ METHODS.add("frozen", Frozen)
 METHODS.add("lora", LoRA)
 METHODS.add("osf", OSF)
 
-__all__ = ["METHODS", "Batch", "Joint", "Method", "Moment", "NoSettings", "Supervised"]
+__all__ = ["METHODS", "Batch", "Method", "Moment", "NoSettings"]

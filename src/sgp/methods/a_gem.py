@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sgp.methods.buffer import ClassRings
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, Moment
 from sgp.methods.replay import Replay, ReplaySettings, example_rows
-from sgp.methods.supervised import Moment
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from sgp.methods.method import Batch, NormStatistics, S
-from sgp.methods.supervised import Supervised
+from sgp.methods.method import Batch, Method, NormStatistics, S
 from sgp.patterns import find_pattern
 
 
-class Adapters(Supervised[S]):
+class Adapters(Method[S]):
     """Puts adapters into a network when the first task begins, and trains them and the heads.
 
     Attributes:
@@ -24,6 +22,7 @@ class Adapters(Supervised[S]):
 
     layers: ClassVar[tuple[type[nn.Module], ...]]
     packages = ("peft",)
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -66,12 +65,6 @@ class Adapters(Supervised[S]):
     @property
     def statistics(self) -> NormStatistics:
         return "own" if self._is_adapted else "one"
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer."""
-
-    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """Nothing is kept of a task."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"adapted": self._is_adapted}

@@ -13,8 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.method import Batch, NormStatistics
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, NormStatistics
 from sgp.patterns import find_pattern
 
 # Of k-means.
@@ -137,7 +136,7 @@ class Decomposed:
         self.common, self.targets = common, shares + taus
 
 
-class APD(Supervised[APDSettings]):
+class APD(Method[APDSettings]):
     """Additive parameter decomposition.
 
     A weight of task t is theta_t = sigmoid(m_t) sigma + tau_t, with sigma shared by all tasks, m_t a number for each
@@ -158,6 +157,7 @@ class APD(Supervised[APDSettings]):
     name = "apd"
     description = "additive decomposition: shared weights under a mask of the task, plus a sparse part of the task"
     Settings: ClassVar[type[APDSettings]] = APDSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: APDSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -200,9 +200,6 @@ class APD(Supervised[APDSettings]):
             mask.copy_(self.settings.mask_start + torch.randn(len(mask)) / math.sqrt(len(mask)))
         for own, first in zip(self._own, self._plain.values(), strict=True):
             own.copy_(first)
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer: `step` does what is to be done."""
 
     def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         inputs, labels = batch

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.growing import Growing, Tensors, check_units, gathered, units_for
-from sgp.methods.method import Batch
-from sgp.methods.supervised import Moment
+from sgp.methods.method import Batch, Moment
 from sgp.networks.widen import cut, rearrange, widen
 from sgp.networks.wiring import Layer, fed, units
 from sgp.patterns import check_patterns

@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, Moment
 from sgp.methods.replay import Replay, ReplaySettings, example_rows, joined
-from sgp.methods.supervised import Moment
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import LBFGS, Optimizer
 
-from sgp.methods.method import Batch, NormStatistics
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, NormStatistics
 from sgp.networks.heads import Heads
 
 # Steps of L-BFGS, far more than a head has been seen to need.
@@ -32,7 +30,7 @@ class FrozenSettings:
             raise ValueError(f"head_decay must be above 0 and finite, got {self.head_decay}")
 
 
-class Frozen(Supervised[FrozenSettings]):
+class Frozen(Method[FrozenSettings]):
     """The best linear heads on features that do not change.
 
     A head is found at the start of its task, from the features of all examples at once:
@@ -43,6 +41,7 @@ class Frozen(Supervised[FrozenSettings]):
     name = "frozen"
     description = "heads on the network as it is: the control for pretrained networks"
     Settings = FrozenSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: FrozenSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -98,20 +97,8 @@ class Frozen(Supervised[FrozenSettings]):
             hook.remove()
         return torch.cat(seen), torch.cat(labels)
 
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer, which takes no steps."""
-
     @torch.no_grad()
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         # Features as they are at test: dropout and batch statistics are for training what is below.
         self.network.eval()
         return self.loss(batch, head, moment).item()
-
-    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """Nothing is kept of a task but its head."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to load."""

@@ -15,9 +15,8 @@ from torch.optim import SGD, Optimizer
 from sgp.methods.buffer import Reservoir
 from sgp.methods.calls import recorded
 from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
-from sgp.methods.method import Batch
+from sgp.methods.method import Batch, Moment
 from sgp.methods.replay import ReplaySettings, example_rows, joined
-from sgp.methods.supervised import Moment, Supervised
 from sgp.projection import GradientMemory
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
@@ -88,7 +87,7 @@ def _summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return total
 
 
-class FSDGPM(GPM, Supervised[GPMSettings]):
+class FSDGPM(GPM):
     """Steps that flatten the loss along old directions, on new and old examples, and move little along them.
 
     Let M be a layer's bases and lambda their soft weights, 1 when a task begins. A training step cuts its batch into
@@ -105,6 +104,7 @@ class FSDGPM(GPM, Supervised[GPMSettings]):
     Memory = FreshMemory
     keeps_data = True
     settings: FSDGPMSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from sgp.methods.method import Batch, Method, NormStatistics, check_choices
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Numerics
-from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 from sgp.projection.hook import OptimizerHook
 from sgp.projection.modes import Mode
@@ -130,6 +129,7 @@ class GPM(Method[GPMSettings]):
     name = "gpm"
     description = "gradient projection memory: no step along directions of earlier tasks"
     Settings: ClassVar[type[GPMSettings]] = GPMSettings
+    projects_steps = True
     Memory: ClassVar[type[GradientMemory]] = WatchedMemory
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -148,7 +148,8 @@ class GPM(Method[GPMSettings]):
             # The run's own checkpoint has the weights.
             anchor=False,
         )
-        self._handle: OptimizerHook | None = None
+        self._hook: OptimizerHook | None = None
+        self._mode: Mode = "auto"
         self._steps = 0  # of optimizers before the one that is attached
         if isinstance(settings.memory_samples, dict):  # better now than after a task has been trained
             layers = [layer.layer for layer in self.memory.capacity().layers]
@@ -166,16 +167,22 @@ class GPM(Method[GPMSettings]):
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
-        # The gradient of several processes is a sum, which the inputs of no single one account for.
-        mode: Mode = "auto" if ProcessGroup().size == 1 else "step"
-        if self._handle is not None:
-            self._steps = self._handle.steps
-        self._handle = self.memory.attach(optimizer, mode=mode, every=self.settings.project_every)
-        self._handle.steps = self._steps  # counted over the whole run
+        if self._hook is not None:
+            self._steps = self._hook.steps
+        with warnings.catch_warnings():
+            if self._mode == "gradient":  # asked for, so that it forgets is no news
+                warnings.filterwarnings("ignore", message="mode='gradient'", category=UserWarning)
+            self._hook = self.memory.attach(optimizer, mode=self._mode, every=self.settings.project_every)
+        self._hook.steps = self._steps  # counted over the whole run
+
+    def project_gradients(self) -> None:
+        if self.settings.project_every > 1:
+            raise ValueError(f"project_every must be 1 to project every gradient, got {self.settings.project_every}")
+        self._mode = "gradient"
 
     def settle(self) -> None:
-        if self._handle is not None:
-            self._handle.flush()
+        if self._hook is not None:
+            self._hook.flush()
 
     @property
     def statistics(self) -> NormStatistics:
@@ -214,7 +221,7 @@ class GPM(Method[GPMSettings]):
     def state_dict(self) -> dict[str, Any]:
         state = self.memory.state_dict()
         if self.settings.project_every > 1:  # where it is of no use it would have all bases written at every checkpoint
-            state["steps"] = self._steps if self._handle is None else self._handle.steps
+            state["steps"] = self._steps if self._hook is None else self._hook.steps
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -13,8 +13,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.method import Batch, S
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, S
 from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
 from sgp.networks.widen import channels_last as has_channels_last
 from sgp.networks.wiring import Wiring, find_wiring
@@ -23,7 +22,7 @@ from sgp.patterns import find_pattern
 Tensors = dict[str, Tensor]
 
 
-class Growing(Supervised[S]):
+class Growing(Method[S]):
     """A method under which layers grow from task to task; old units keep their places.
 
     A task that has been learned is answered by the units that there were at its end, and by what it has of its own: its
@@ -32,6 +31,8 @@ class Growing(Supervised[S]):
 
     The network grows in `begin` or `consolidate` alone: while the loop trains a task its weights keep their shapes.
     """
+
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

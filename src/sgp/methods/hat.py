@@ -15,8 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, check_choices
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, check_choices
 from sgp.networks.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
 from sgp.patterns import find_pattern
 
@@ -50,7 +49,7 @@ class HATSettings:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
-class HAT(Supervised[HATSettings]):
+class HAT(Method[HATSettings]):
     """Hard attention to the task.
 
     With s the slope, e_l an embedding of the task for hidden layer l, and a_l^past the largest mask of earlier tasks:
@@ -73,6 +72,7 @@ class HAT(Supervised[HATSettings]):
     name = "hat"
     description = "hard attention: each task learns which units it uses, and these are closed to later tasks"
     Settings: ClassVar[type[HATSettings]] = HATSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: HATSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -226,9 +226,6 @@ class HAT(Supervised[HATSettings]):
         own = {} if str(head) == self._current else self._statistics.get(str(head), {})
         out: Tensor = functional_call(self.network, own, (inputs, head)) if own else self.network(inputs, head)
         return out
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer: `step` does what is to be done."""
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         with torch.no_grad():

@@ -1,13 +1,13 @@
-"""What a method is: it acts on a network while an optimizer trains it, and takes in each task once it is learned."""
+"""Base class of the methods of continual learning."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
 # Inputs and labels of the same length.
@@ -29,31 +29,57 @@ def check_choices(settings: object) -> None:
             raise ValueError(f"{name} must be {' or '.join(map(str, choices))}, got {value!r}")
 
 
-class Method(ABC, Generic[S]):
-    """A method of continual learning that does not know who trains the network.
-
-    It acts through hooks on gradients and on the optimizer's step alone, so the supervised loop and any other training
-    can use it. Its life: built for a network; then for each task `attach` to the optimizer that will train it, and
-    `consolidate` once it has been trained.
+@dataclass(frozen=True)
+class Moment:
+    """Position of a training step inside a task.
 
     Attributes:
-        name: in the registry and on the command line.
-        description: one line for `sgp list methods`.
-        Settings: a frozen dataclass; a benchmark's values for it are in sgp.paper.
-        keeps_data: whether examples of old tasks are stored.
-        rounds_weights: whether `consolidate` changes weights, so that nothing can be fitted to them before it.
-        packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
+        epoch: Epoch of the task, from 0.
+        share_of_epoch: Share of the epoch that is done, in [0, 1).
+        share_of_task: Share of the task that is done if it uses all its epochs, in [0, 1).
+    """
+
+    epoch: int
+    share_of_epoch: float
+    share_of_task: float
+
+
+class Method(Generic[S]):
+    """Base class of all methods. By itself it does nothing about forgetting; a subclass overrides what it does.
+
+    For each task the trainer calls `begin`, then `attach` with the optimizer that will train it, and `consolidate` once
+    it is trained. A method that acts through hooks of the optimizer alone (`attach`, `settle`, `consolidate`) works in
+    every trainer. One that overrides `begin`, `trained`, `optimizer`, `loss`, `step`, `passes` or `logits` sets
+    `supervised_only`: only the supervised trainer asks for them.
+
+    In `begin`, `loss`, `step` and `consolidate`, torch's global random state belongs to the run and repeats when
+    the run is resumed, so a method may draw from it. Between epochs only `state_dict` and `trained` are kept.
+
+    Attributes:
+        name: Name in the registry and on the command line.
+        description: One line for `sgp list methods`.
+        Settings: Frozen dataclass of the method's settings; their values on each benchmark are in sgp.paper.
+        keeps_data: Whether examples of old tasks are stored.
+        supervised_only: Whether the method has a say in loss, batch or forward pass.
+        projects_steps: Whether a gradient memory projects the optimizer's steps.
+        trains_jointly: Whether all tasks are learned at once. An epoch then goes through all of them, and each batch is
+            of one task.
+        rounds_weights: Whether `consolidate` changes weights, so that nothing can be fitted to them before it.
+        packages: Packages beside torch that the method's numbers depend on; runs note their versions.
 
     Args:
-        network: what is trained.
-        settings: of the class's own Settings.
-        exclude: patterns on names of modules that belong to single tasks (heads), which nothing need protect.
+        network: Network to train.
+        settings: Settings of the class's own `Settings`.
+        exclude: Patterns on names of modules that belong to single tasks (heads) and need no protection.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
-    Settings: ClassVar[type[Any]]
+    Settings: ClassVar[type[Any]] = NoSettings
     keeps_data: ClassVar[bool] = False
+    supervised_only: ClassVar[bool] = False
+    projects_steps: ClassVar[bool] = False
+    trains_jointly: ClassVar[bool] = False
     rounds_weights: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
 
@@ -62,12 +88,57 @@ class Method(ABC, Generic[S]):
         self.settings = settings
         self.exclude = tuple(exclude)
 
-    @abstractmethod
+    def begin(self, head: int, batches: Iterable[Batch]) -> None:
+        """Prepare for a task. Not called again when a run resumes inside the task.
+
+        Args:
+            head: Head of the task. If all tasks share one head it is the task's number, which networks then ignore.
+            batches: Training examples of the task in random order.
+        """
+
     def attach(self, optimizer: Optimizer) -> None:
-        """Act on every later step of this optimizer; those of earlier tasks are done with."""
+        """Act on every later step of an optimizer. Optimizers of earlier tasks are not used any more."""
+
+    def project_gradients(self) -> None:
+        """Project gradients before the optimizer sees them, in place of its steps; to show that Adam then forgets."""
+        raise ValueError(f"{self.name} projects no steps, so it cannot project gradients in their place")
+
+    @property
+    def trained(self) -> nn.Module:
+        """What the optimizer trains and what the weights of a checkpoint are: the network, or a container that has
+        parameters of the method beside it. The best or averaged weights of a task are restored in all of it."""
+        return self.network
+
+    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        """Return the optimizer of a task, of the kind that was asked for; made anew for each task after `begin`."""
+        return kind(self.trained.parameters(), lr=lr)
+
+    def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
+        """Compute the loss of a training step."""
+        inputs, labels = batch
+        return F.cross_entropy(self.network(inputs, head), labels)
+
+    def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
+        """Take one training step, and return the loss."""
+        optimizer.zero_grad()
+        loss = self.loss(batch, head, moment)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.item()
 
     def settle(self) -> None:
         """Bring the weights to where the method wants them, before they are evaluated or saved."""
+
+    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        """Return what a training step on a batch runs through the network, pass by pass: inputs, and their head or the
+        head of each. Stored norm statistics are estimated from such passes.
+        """
+        return [(batch[0], head)]
+
+    def logits(self, inputs: Tensor, head: int) -> Tensor:
+        """Compute the network's answer for a task that was learned, or is being learned, in eval mode."""
+        out: Tensor = self.network(inputs, head)
+        return out
 
     @property
     def statistics(self) -> NormStatistics:
@@ -81,22 +152,21 @@ class Method(ABC, Generic[S]):
         """How many examples should run through the network at once in `consolidate`; None leaves it to the caller."""
         return None
 
-    @abstractmethod
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """Take in the task that was just learned.
+        """Update the method's state after a task.
 
         Args:
-            batches: its training examples in random order.
-            log_likelihood: of each example's label under the network, [n]; computing it runs the network.
+            batches: Training examples of the task in random order.
+            log_likelihood: Function that returns the log-likelihood of each example's label under the network, [n]. It
+                runs the network.
         """
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs beside the network's weights: tensors and plain values."""
+        """Return everything that a resumed run needs beside the network's weights: tensors and plain values."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Continue from a `state_dict`."""
 
     def bytes(self) -> dict[str, int]:
         """Memory that is held beside the network, by what it is for."""

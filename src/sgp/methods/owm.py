@@ -13,8 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.calls import Call, recorded
-from sgp.methods.method import Batch, NormStatistics, check_choices
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, NormStatistics, check_choices
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.layer_types import get_layer_type
 
@@ -46,7 +45,7 @@ class OWMSettings:
             raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
 
 
-class OWM(Supervised[OWMSettings]):
+class OWM(Method[OWMSettings]):
     """Orthogonal weights modification.
 
     Each layer has a projector P [d, d], at first I. For each batch, with r the mean of the layer's inputs over it:
@@ -66,6 +65,7 @@ class OWM(Supervised[OWMSettings]):
     name = "owm"
     description = "orthogonal weights modification: steps are orthogonal to mean inputs of earlier tasks"
     Settings: ClassVar[type[OWMSettings]] = OWMSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: OWMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -86,9 +86,6 @@ class OWM(Supervised[OWMSettings]):
     @property
     def statistics(self) -> NormStatistics:
         return "each" if self.tasks else "one"
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer: `step` does what is to be done."""
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         optimizer.zero_grad()

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, NormStatistics
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, NormStatistics
 from sgp.networks.wiring import Layer, Wiring, find_wiring, units
 
 
@@ -116,7 +114,7 @@ class LateralLayer(nn.Module):
         return reduced.view(len(channels), -1, self.channels).mT.flatten(start_dim=1)
 
 
-class PNN(Supervised[PNNSettings]):
+class PNN(Method[PNNSettings]):
     """Progressive neural network.
 
     Layer i of column k, which learns task k, draws on the columns before it:
@@ -135,6 +133,7 @@ class PNN(Supervised[PNNSettings]):
     name = "pnn"
     description = "progressive networks: a column for each task, frozen afterwards, that later columns draw on"
     Settings: ClassVar[type[PNNSettings]] = PNNSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: PNNSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -207,9 +206,6 @@ class PNN(Supervised[PNNSettings]):
         self.columns.append(column)
         self._heads.append(head)
         self._sizes.append(list(sizes))
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer: old columns have no gradients."""
 
     def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         inputs, labels = batch

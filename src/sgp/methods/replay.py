@@ -10,11 +10,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from sgp.methods.buffer import Buffer
-from sgp.methods.method import Batch, check_choices
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Method, Moment, check_choices
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,16 @@ class ReplaySettings:
 R = TypeVar("R", bound=ReplaySettings)
 
 
-class Replay(Supervised[R]):
+class Replay(Method[R]):
     """A method whose only state is a buffer of examples."""
 
     keeps_data = True
+    supervised_only = True
 
     @property
     @abstractmethod
     def buffer(self) -> Buffer:
         """What is kept."""
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer."""
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         """What is kept of a task was taken in while it was learned."""

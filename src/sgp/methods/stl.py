@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, NoSettings
-from sgp.methods.supervised import Supervised
+from sgp.methods.method import Batch, Method, NoSettings
 
 Weights = dict[str, Tensor]
 
 
-class STL(Supervised[NoSettings]):
+class STL(Method[NoSettings]):
     """Trains the one network anew for each task and stores the weights of the tasks before.
 
     Every task starts from the same weights, those that the network had at first: a method does not know how a network
@@ -26,6 +24,7 @@ class STL(Supervised[NoSettings]):
     name = "stl"
     description = "single-task learning: a network of its own for each task"
     Settings = NoSettings
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -40,12 +39,6 @@ class STL(Supervised[NoSettings]):
         self._earlier.pop(head, None)
         self._head = head
         self.network.load_state_dict(self._first)
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Nothing acts on the optimizer."""
-
-    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """The weights are stored when the next task needs the network."""
 
     def logits(self, inputs: Tensor, head: int) -> Tensor:
         if head not in self._earlier:

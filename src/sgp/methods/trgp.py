@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
-from sgp.methods.method import Batch
-from sgp.methods.supervised import Moment, Supervised
+from sgp.methods.method import Batch, Moment
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.gram import InputGram
@@ -175,7 +174,7 @@ class Learned:
     scales: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-class TRGP(GPM, Supervised[GPMSettings]):
+class TRGP(GPM):
     """A gradient memory, and weights that each task scales inside the spaces of old tasks that it trusts.
 
     Before a task, let G be the gradient of its loss with respect to a layer's weight. The layer trusts the old tasks s
@@ -198,6 +197,7 @@ class TRGP(GPM, Supervised[GPMSettings]):
     Memory = UnionMemory
     settings: TRGPSettings
     memory: UnionMemory
+    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
-from sgp.methods import METHODS, Joint
+from sgp.methods import METHODS
 from sgp.report import words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
 from sgp.runs.config import configure, is_whole
@@ -144,7 +144,7 @@ class Group:
 
     @property
     def is_joint(self) -> bool:
-        return issubclass(METHODS[self.method], Joint)
+        return METHODS[self.method].trains_jointly
 
     @cached_property
     def accuracies(self) -> Tensor:

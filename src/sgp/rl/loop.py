@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +21,6 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods import METHODS, Batch
-from sgp.methods.gpm import GPM
 from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.agent import Agent
@@ -62,15 +60,10 @@ class GameLearner(Recorded):
         self.network = build_agent(config, stream)
         self.method = METHODS[config.method](self.network, config.settings, exclude=HEADS)
         if config.training.optimizer == "adam-on-projected":
-            if not isinstance(self.method, GPM):
-                raise ValueError(
-                    "optimizer=adam-on-projected goes with a method that projects, such as sgp: "
-                    f"{config.method} does not"
-                )
-            if (every := self.method.settings.project_every) > 1:
-                raise ValueError(
-                    f"optimizer=adam-on-projected projects every gradient: project_every must be 1, got {every}"
-                )
+            try:
+                self.method.project_gradients()
+            except ValueError as error:
+                raise ValueError(f"optimizer=adam-on-projected: {error}") from error
         self._evaluated: dict[int, GameEnv] = {}
         self._clock = time.perf_counter()
 
@@ -98,7 +91,7 @@ class GameLearner(Recorded):
         env = self.stream.games[position].make(training.envs, self.config.threads)
         agent = Agent(self.network, position, env, training, lambda agent: self._updated(position, agent))
         optimizer: Optimizer = agent.policy.optimizer
-        self.attach(optimizer)
+        self.method.attach(optimizer)
         restore_optimizer(optimizer, parts.get("optimizer", {}))
         done: int = progress.get("updates", 0)
         fresh = "updates" not in progress
@@ -115,15 +108,6 @@ class GameLearner(Recorded):
                 self.method.settle()
             done += stretch
         self._finish(position, agent)
-
-    def attach(self, optimizer: Optimizer) -> None:
-        """Let the method act on an optimizer."""
-        self.method.attach(optimizer)
-        if self.config.training.optimizer == "adam-on-projected":
-            assert isinstance(self.method, GPM)
-            with warnings.catch_warnings():  # of what was asked for
-                warnings.filterwarnings("ignore", message="mode='gradient'", category=UserWarning)
-                self.method.memory.attach(optimizer, mode="gradient")
 
     def _go_on(self, position: int, agent: Agent, done: int, updates: int) -> None:
         """Learn for some updates; a policy that is no numbers any more is told as what it is."""
@@ -193,7 +177,7 @@ class GameLearner(Recorded):
         """Give the method states of the last update, with actions that the policy draws for them."""
         order = torch.randperm(len(states), generator=generator_for(self.config.seed, "consolidate", position))
         size = self.method.consolidation_batch or STATES_AT_ONCE
-        if isinstance(self.method, GPM):
+        if self.method.projects_steps:
             size = min(size, STATES_AT_ONCE)
         lots = []
         for rows in batches(order[: self.config.training.states], size):

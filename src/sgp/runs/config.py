@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
-from sgp.methods import METHODS, Supervised
+from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, comparison, has_recipe, settings
 from sgp.registry import unknown
@@ -106,7 +106,7 @@ class Config(Flat):
         if self.training.schedule == "patience" and getattr(self.stream, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
         for name, off in (("old_share", "0"), ("realign", "False")):
-            if getattr(self.training, name) and issubclass(METHODS[self.method], Supervised):
+            if getattr(self.training, name) and METHODS[self.method].supervised_only:
                 raise ValueError(
                     f"{name} is for methods that only act on steps, and {self.method} does more: set it to {off}"
                 )
@@ -296,8 +296,8 @@ def differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
 
 def _refuse_supervised(benchmark: str, method: str) -> None:
     """Games are learned by PPO, which asks no method for a loss, a batch or a forward pass."""
-    if issubclass(METHODS[method], Supervised):
-        able = [name for name in METHODS if not issubclass(METHODS[name], Supervised)]
+    if METHODS[method].supervised_only:
+        able = [name for name in METHODS if not METHODS[name].supervised_only]
         raise ValueError(
             f"{method} cannot learn {benchmark}: it changes the loss, the batch or the forward pass, which only "
             f"supervised training lets it; for games there are {', '.join(able)}"

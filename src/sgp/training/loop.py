@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.methods import METHODS, Batch, Joint, Moment, Supervised
+from sgp.methods import METHODS, Batch, Moment
 from sgp.networks import NETWORKS
 from sgp.runs.config import Config
 from sgp.runs.folder import RunError, RunFolder
@@ -88,7 +88,7 @@ class Learner(Recorded):
             self.trained.load_state_dict(parts["network"])
             self.statistics.load_state_dict(parts.get("statistics", {}))
         position = progress["task"]
-        together = len(self.stream) if isinstance(self.method, Joint) else 1
+        together = len(self.stream) if self.method.trains_jointly else 1
         while position < len(self.stream):
             tasks = [self.task(each) for each in range(position, position + together)]
             self.learn(position, tasks, progress, parts)
@@ -100,15 +100,12 @@ class Learner(Recorded):
     @property
     def trained(self) -> nn.Module:
         """The network, with what the method may train beside it."""
-        return self.method.trained if isinstance(self.method, Supervised) else self.network
+        return self.method.trained
 
     def _optimizer(self) -> Optimizer:
         training = self.config.training
         kind = OPTIMIZERS[training.optimizer]
-        if isinstance(self.method, Supervised):
-            optimizer = self.method.optimizer(kind, training.lr)
-        else:
-            optimizer = kind(self.network.parameters(), lr=training.lr)
+        optimizer = self.method.optimizer(kind, training.lr)
         if training.head_lr is not None:
             set_heads_apart(optimizer, self.network, training.head_lr / training.lr)
         return optimizer
@@ -136,7 +133,7 @@ class Learner(Recorded):
                     "try a larger --validation"
                 )
         try:
-            if isinstance(self.method, Supervised) and "schedule" not in progress:
+            if "schedule" not in progress:
                 with self._timed("begin"), self._seeded("begin", position):
                     for task in tasks:
                         self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
@@ -229,7 +226,6 @@ class Learner(Recorded):
         average: WeightAverage | None,
     ) -> float:
         """One pass over the training data; the mean loss."""
-        step = self.method.step if isinstance(self.method, Supervised) else self._plain_step
         whole, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
         self.network.train()
         with self._seeded("dropout", position, schedule.epochs):
@@ -238,7 +234,9 @@ class Learner(Recorded):
                 for group in optimizer.param_groups:
                     group["lr"] = schedule.rate(share) * group.get(RATE, 1.0)
                 moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.training.epochs)
-                loss = step((task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer)
+                loss = self.method.step(
+                    (task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer
+                )
                 if average is not None:
                     average.update()
                 total += loss * len(rows)
@@ -255,15 +253,6 @@ class Learner(Recorded):
             turns = torch.randperm(len(lots), generator=generator_for(seed, "turns", position, epoch))
             lots = [lots[turn] for turn in turns.tolist()]
         yield from lots
-
-    def _plain_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
-        """A training step of a method that has no say in it."""
-        inputs, labels = batch
-        optimizer.zero_grad()
-        loss = F.cross_entropy(self.network(inputs, head), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return loss.item()
 
     def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
         """Bring stored statistics of BatchNorm in line with the weights, where the method leaves that to us."""
@@ -282,12 +271,7 @@ class Learner(Recorded):
         for task in tasks:
             order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
             for rows in batches(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.training.batch):
-                batch = (task.train.inputs[rows], task.train.labels[rows])
-                yield from (
-                    self.method.passes(batch, task.head)
-                    if isinstance(self.method, Supervised)
-                    else [(batch[0], task.head)]
-                )
+                yield from self.method.passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
 
     def _finish(self, position: int, tasks: Sequence[Task]) -> None:
         """Let the method take the tasks in, and test all that were learned so far."""
@@ -376,7 +360,7 @@ class Learner(Recorded):
                 task.head,
                 batch=self.config.training.test_batch,
                 order=order,
-                logits=self.method.logits if isinstance(self.method, Supervised) else None,
+                logits=self.method.logits,
             )
 
     def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
@@ -384,12 +368,10 @@ class Learner(Recorded):
         return _Batches(task.train, order, size)
 
     def _log_likelihood(self, task: Task) -> Callable[[Batch], Tensor]:
-        logits = self.method.logits if isinstance(self.method, Supervised) else self.network
-
         def log_likelihood(batch: Batch) -> Tensor:
             inputs, labels = batch
             with self.statistics.of(task.head, self.network):
-                return -F.cross_entropy(logits(inputs, task.head), labels, reduction="none")
+                return -F.cross_entropy(self.method.logits(inputs, task.head), labels, reduction="none")
 
         return log_likelihood
 
