@@ -67,6 +67,7 @@ class ProtectedModel:
             old = known.get(id(parameter.tensor))
             if old is not None:
                 parameter.take_buffers(old)
+        place_subspaces(scan.layers.values())
         self.tasks, self.scan = tasks, scan
         self.version += 1
         modules = {name: self.model.get_submodule(name) for name in scan.norm_modules} if tasks else {}
