@@ -89,9 +89,11 @@ class Emulator:
         self._check(operation, args, kwargs)
         target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_download = target is not None and target.type != NAME
-        if operation in SYNCHRONIZING or is_download:
+        # Where a mask selects, the size of the result depends on the data.
+        has_mask = operation in INDEXING and torch.bool in _list_dtypes(args)
+        if operation in SYNCHRONIZING or is_download or has_mask:
             self.note("synchronizations")
-        else:
+        elif not operation.is_view:
             self.note("kernels")
         inner_args, inner_kwargs = pytree.tree_map_only(EmulatedTensor, lambda t: t.inner, (args, kwargs))
         if target is not None:
@@ -110,9 +112,7 @@ class Emulator:
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, torch.Generator) and leaf.device.type != NAME for leaf in leaves):
             raise RuntimeError(f"{operation}: expected a generator of {NAME!r}, found one of the CPU")
-        dtypes = [leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        is_download = "device" in kwargs and torch.device(kwargs["device"] or NAME).type != NAME
-        if torch.float64 in dtypes and not self.has_float64 and not is_download:
+        if torch.float64 in _list_dtypes(leaves) and not self.has_float64:
             raise TypeError(f"{operation}: the device has no float64")
         if operation in MOVING:
             return
@@ -195,6 +195,13 @@ def _copy(operation: Any, targets: Any, sources: Any, *_: Any) -> Any:
             EMULATOR._check(aten.clone.default, [target], {})
         (target.inner if is_target else target).copy_(source.inner if is_source else source)
     return None if operation is aten._foreach_copy_.default else targets
+
+
+def _list_dtypes(values: Any) -> list[torch.dtype]:
+    """Return the types of tensors, and the types that are asked for."""
+    leaves = pytree.tree_leaves(values)
+    dtypes = [leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
 
 
 def _round_to_tf32(tensor: Tensor) -> Tensor:

@@ -41,18 +41,24 @@ def list_tensors(model: nn.Module) -> dict[str, Tensor]:
     return parameters | dict(model.named_buffers(remove_duplicate=False))
 
 
-def match_names(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by the names that they have in a model.
+def match_names(model: nn.Module, weights: Mapping[str, Tensor], known: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return weights by the names that they have in a model, and by those under which they are known.
 
-    A wrapper that was put around a module since, or that a state dict leaves out, does not count.
+    A wrapper that was put around a module since, or that a state dict leaves out of its names, does not count.
 
     Args:
         model: Any module.
         weights: Parameters and buffers by name; what the model does not have keeps its name.
+        known: Names under which parameters were found, by the parameter's identity.
     """
     by_bare_name = {_strip_wrappers(name): value for name, value in weights.items()}
-    names = {name: _strip_wrappers(name) for name in list_tensors(model)}
-    return dict(weights) | {name: by_bare_name[bare] for name, bare in names.items() if bare in by_bare_name}
+    matched = dict(weights)
+    for name, tensor in list_tensors(model).items():
+        names = (known.get(id(tensor), name), name)
+        found = next((by_bare_name[bare] for bare in map(_strip_wrappers, names) if bare in by_bare_name), None)
+        if found is not None:
+            matched |= dict.fromkeys(names, found)
+    return matched
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:

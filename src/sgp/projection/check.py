@@ -90,7 +90,8 @@ def measure_changes(
     """
     model = protected.model
     batch = move_batch(batch, model)
-    reference = match_names(model, reference)
+    parameters = protected.scan.parameters.values()
+    reference = match_names(model, reference, {id(p.tensor): p.name for p in parameters if p.is_present})
     layers = [layer for layer in protected.layers.values() if layer.subspace is not None]
     # The forward passes of a sharded model are of all processes together.
     processes = ProcessGroup(protected.is_sharded)

@@ -330,7 +330,8 @@ class Subspace(Bases):
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         basis = self.to(matrix.device, matrix.dtype).basis
-        return compute_coefficients(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
+        is_blocked = (self.importance == 1).to(matrix.device)
+        return compute_coefficients(basis * is_blocked.unsqueeze(1), matrix, bias)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"basis": self.basis, "importance": self.importance, "rank": self.rank}

@@ -171,7 +171,8 @@ class TokenSubspace(Bases):
         return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        return matrix.index_select(2, self.tokens.to(matrix.device)) * (self.importance == 1).to(matrix).unsqueeze(1)
+        is_blocked = (self.importance == 1).to(matrix.device)
+        return matrix.index_select(2, self.tokens.to(matrix.device)) * is_blocked.unsqueeze(1)
 
 
 def load_bases(state: Mapping[str, Tensor]) -> Bases:
