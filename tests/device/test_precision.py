@@ -72,11 +72,11 @@ REDUCED: dict[str, Callable[[torch.device], Any]] = {
 
 
 @pytest.fixture(params=REDUCED)
-def reduced(request: pytest.FixtureRequest, device: torch.device) -> Iterator[Callable[[], Any]]:
+def reduced(request: pytest.FixtureRequest, device: torch.device) -> Callable[[], Any]:
     """A block in which products have fewer bits; on the emulated device those of TF32 are really rounded."""
     if device.type == "emulated":
         request.getfixturevalue("emulator").rounds_products = True
-    yield lambda: REDUCED[request.param](device)
+    return lambda: REDUCED[request.param](device)
 
 
 def test_the_emulated_device_rounds_products_to_tf32(emulator: Emulator, device: torch.device) -> None:
@@ -153,6 +153,24 @@ def test_a_check_reports_the_drift_of_full_precision(
         model(case.old_batch.to(device))  # autocast keeps copies of weights that it has cast
         found = memory.check(case.old_batch)
     assert found == wanted
+
+
+def test_a_check_sees_the_drift_of_a_forward_pass_that_casts_weights(device: torch.device) -> None:
+    model = IMAGES.build().to(device).eval()
+    memory = make_memory(model)
+    memory.update([IMAGES.old_batch])
+    train(IMAGES, model, make_adam(model), device, steps=2)  # not attached
+    model.eval()
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        with autocast(device):
+            out: torch.Tensor = model(batch)
+        return out
+
+    wanted = memory.check(IMAGES.old_batch, forward=forward).drift
+    with autocast(device):
+        model(IMAGES.old_batch.to(device))  # the casts of these weights are kept until the block ends
+        assert memory.check(IMAGES.old_batch, forward=forward).drift == wanted > 0.01
 
 
 def test_a_change_is_projected_in_full(reduced: Callable[[], Any], device: torch.device) -> None:

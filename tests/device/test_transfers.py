@@ -153,11 +153,9 @@ def test_more_layers_of_a_stack_take_no_more_products(how: str, emulator: Emulat
         memory, optimizer = make_memory(model, exclude=[str(depth)]), build(model)
         memory.attach(optimizer, **options)
         memory.update([torch.ones(3, 32)])
-        counts = Counts()
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(8, 32).to(device)).square().sum().backward()
-            with emulator.count() as counts:
-                optimizer.step()
+        model(torch.randn(8, 32).to(device)).square().sum().backward()
+        optimizer.step()  # prepares what later steps use
+        with emulator.count() as counts:
+            optimizer.step()
         products.append(sum(count for line, count in counts.kernels.items() if line.startswith("stack.py")))
     assert products[0] == products[1] > 0
