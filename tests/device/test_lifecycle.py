@@ -165,6 +165,24 @@ def test_bases_follow_a_model_that_moves(case: Case, device: torch.device) -> No
     memory.update([case.make_batch(1)])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pending_change_follows_a_model_that_moves(dtype: torch.dtype, case: Case, device: torch.device) -> None:
+    model = case.build().to(dtype)
+    memory, optimizer = make_memory(model), make_adam(model)
+    hook = memory.attach(optimizer, every=4)
+    memory.update([prepare_batch(case.old_batch, model)])
+    before = copy_weights(model)
+    train(case, model, optimizer, torch.device("cpu"), steps=2)
+    model.to(device)
+    if device.type == "cpu":
+        model.double()
+    hook.flush()
+    reference = {name: value.to(model.state_dict()[name].dtype) for name, value in before.items()}
+    limit = LIMIT if dtype == torch.float32 else 0.05  # the weights are rounded to 16 bits
+    assert memory.check(prepare_batch(case.old_batch, model), reference=reference).leak < limit
+    assert not torch.equal(next(model.parameters()).cpu(), reference[next(iter(reference))])
+
+
 @pytest.mark.parametrize("store", ["float32", "int8"])
 def test_a_saved_memory_continues_on_the_device(store: Any, case: Case, device: torch.device, tmp_path: Path) -> None:
     model = case.build().to(device)
