@@ -5,6 +5,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 # The tests run in two processes; more threads inside each would only fight for the cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# A device that is registered stays so in its process, so these tests have one of their own.
+TEST_DEVICE := SGP_TEST_DEVICE=emulated OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m device tests/device
 
 .DEFAULT_GOAL := help
 # pip and the tools that it installs must not run at once in one .venv.
@@ -24,9 +26,11 @@ demo: .venv/.demo
 
 test: .venv/.all lint
 	$(TEST)
+	$(TEST_DEVICE)
 
 check: .venv/.core lint
 	$(TEST) -m "not slow"
+	$(TEST_DEVICE)
 
 lint: .venv/.core
 	$(BIN)/ruff check .

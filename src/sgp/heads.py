@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import Anchor, extend_rows, has_grown, list_tensors
-from sgp.projection.collect import evaluation_pass
+from sgp.projection.collect import evaluation_pass, move_batch
 from sgp.projection.distributed import ProcessGroup
+from sgp.projection.precision import full_precision, has_float64
 from sgp.projection.sharded import find_fsdp_modules
 from sgp.projection.update import check_not_single_batch
 
@@ -90,6 +91,7 @@ def realign(
 
     def compute_targets() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
+            batch = move_batch(batch, model)
             with _swap_tensors(now, then):
                 outputs = compute_outputs(members, _flatten_features(features(batch), members))
             yield _flatten_features(features(batch), members), outputs
@@ -137,9 +139,10 @@ def fit_heads(
             change[:used, place] = torch.linalg.solve(gram[:used, :used], product[:used, place])
     change = processes.broadcast_first(change)
     for head, part in zip(heads, columns, strict=True):
-        head.weight.add_(change[:d, part].T)
+        own_change = change[:, part].to(head.weight.dtype).to(head.weight.device)
+        head.weight.add_(own_change[:d].T)
         if head.bias is not None:
-            head.bias.add_(change[d, part])
+            head.bias.add_(own_change[d])
 
 
 def compute_outputs(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
@@ -150,16 +153,18 @@ def compute_outputs(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
 def _sum_products(heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return X^T X and X^T (A - X W^T) in float64. A last feature is always 1: a bias is its weight."""
     d = heads[0].in_features
-    gram = heads[0].weight.new_zeros(d + 1, d + 1, dtype=torch.float64)
+    device = heads[0].weight.device
+    place = device if has_float64(device) else torch.device("cpu")
+    gram = torch.zeros(d + 1, d + 1, dtype=torch.float64, device=place)
     product = gram.new_zeros(d + 1, sum(head.out_features for head in heads))
     for features, outputs in _join_batches(targets):
         error = outputs - compute_outputs(heads, features)
         # Half precision would overflow, and autocast would compute in it.
         exact = torch.promote_types(features.dtype, torch.float32)
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device):
             rows = nn.functional.pad(features.to(exact), (0, 1), value=1.0)
-            gram += rows.T @ rows
-            product += rows.T @ error.to(exact)
+            gram += (rows.T @ rows).to(place)
+            product += (rows.T @ error.to(exact)).to(place)
     return gram, product
 
 

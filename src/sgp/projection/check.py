@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.anchor import extend_rows, has_grown, list_tensors
-from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward
+from sgp.projection.anchor import extend_rows, has_grown, list_tensors, match_names
+from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward, move_batch
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer, iterate_parameters
+from sgp.projection.precision import to_float64
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.sharded import distribute_like, gather_whole, get_local
 
@@ -88,6 +89,9 @@ def measure_changes(
         mask: As in an update.
     """
     model = protected.model
+    batch = move_batch(batch, model)
+    parameters = protected.scan.parameters.values()
+    reference = match_names(model, reference, {id(p.tensor): p.name for p in parameters if p.is_present})
     layers = [layer for layer in protected.layers.values() if layer.subspace is not None]
     # The forward passes of a sharded model are of all processes together.
     processes = ProcessGroup(protected.is_sharded)
@@ -112,8 +116,8 @@ def measure_changes(
             then = _list_outputs(run(batch))
             protected.reshard()
     checks = [_check_layer(layer, grams[layer.name], reference) for layer in layers if layer.name in grams]
-    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
-    size = sum(float(b.double().square().sum()) for b in then) ** 0.5
+    difference = sum(float((a - b).square().sum()) for a, b in zip(now, then, strict=True)) ** 0.5
+    size = sum(float(b.square().sum()) for b in then) ** 0.5
     return Check(_divide(difference, size), checks)
 
 
@@ -185,10 +189,10 @@ def _check_layer(layer: ProtectedLayer, gram: InputGram, reference: Mapping[str,
 
 def _join(layer: ProtectedLayer, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
-    matrix = layer.block.view_matrix(gather_whole(tensors[layer.weight.name])).double()
+    matrix = to_float64(layer.block.view_matrix(gather_whole(tensors[layer.weight.name])))
     if layer.bias is None:
         return matrix
-    bias = layer.block.view_bias(gather_whole(tensors[layer.bias.name])).double()
+    bias = to_float64(layer.block.view_bias(gather_whole(tensors[layer.bias.name])))
     return torch.cat([matrix, bias.unsqueeze(-1)], dim=-1)
 
 
@@ -202,8 +206,8 @@ def _divide(part: float, whole: float) -> float:
 
 
 def _list_outputs(value: Any) -> list[Tensor]:
-    """Return copies of the tensors in a model's output."""
-    found = [tensor.clone() for tensor in _iterate_outputs(value)]
+    """Return copies of the tensors in a model's output, in float64."""
+    found = [to_float64(tensor).clone() for tensor in _iterate_outputs(value)]
     if not found:
         raise TypeError(
             f"an output of type {type(value).__name__} has no floating point tensor to compare: give "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.data import DataLoader, SequentialSampler
 
+from sgp.projection.anchor import unwrap_module
 from sgp.projection.caller_warning import warn_caller
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
@@ -118,6 +120,7 @@ class _Collector:
     def watched(self, batches: Iterable[Any], most: int | None) -> Iterator[Any]:
         """Batches up to a number of samples; what the model does with one is seen until the next is asked for."""
         for batch in batches:
+            batch = move_batch(batch, self._model)
             self._begin(batch)
             yield batch
             self._end()
@@ -146,7 +149,7 @@ class _Collector:
     def hooked(self) -> Iterator[None]:
         with ExitStack() as stack:
             for name, readers in self._readers.items():
-                module = self._model.get_submodule(name)
+                module = _find_module(self._model, name, readers[0][0])
                 handle = module.register_forward_pre_hook(self._hook(name, readers), with_kwargs=True)
                 stack.callback(handle.remove)
             yield
@@ -367,10 +370,11 @@ def _version(tensor: Tensor) -> int:
 
 def _lies_across(model: nn.Module, name: str) -> bool:
     """Whether a module is a linear layer of one of torch's transformer layers with positions before samples."""
-    above = model.get_submodule(name.rpartition(".")[0])
+    above = unwrap_module(model.get_submodule(name.rpartition(".")[0]))
     if not isinstance(above, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         return False
-    return isinstance(model.get_submodule(name), nn.Linear) and not above.self_attn.batch_first
+    is_linear = isinstance(unwrap_module(model.get_submodule(name)), nn.Linear)
+    return is_linear and not unwrap_module(above.self_attn).batch_first
 
 
 def _type_of(module: nn.Module) -> LayerType:
@@ -378,6 +382,34 @@ def _type_of(module: nn.Module) -> LayerType:
     layer_type = get_layer_type(module)
     assert layer_type is not None
     return layer_type
+
+
+def _find_module(model: nn.Module, name: str, layer: ProtectedLayer) -> nn.Module:
+    """Return the module of a layer that was found under a name. It may have been wrapped since then."""
+    found, weight = model.get_submodule(name), layer.weight.tensor
+    for module in found.modules():
+        if get_layer_type(module) is not None and any(parameter is weight for parameter in module.parameters()):
+            return module
+    return found
+
+
+def move_batch(batch: Any, model: nn.Module) -> Any:
+    """Return a batch with its CPU tensors on the device of a model's first parameter."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return batch if device.type in ("cpu", "meta") else _move(batch, device)
+
+
+def _move(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device) if value.device.type == "cpu" else value
+    if callable(getattr(value, "to", None)):  # PackedSequence, and the batches of transformers
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _move(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [_move(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 def make_forward(model: nn.Module) -> Callable[[Any], Any]:
@@ -516,7 +548,10 @@ def evaluation_pass(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
         if buffer is not None and not isinstance(buffer, UninitializedBuffer)
     ]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with preserve_random_state(batches), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    # Dynamo takes seconds to load; as long as it is not, nothing has been compiled.
+    is_dynamo_loaded = "torch._dynamo" in sys.modules
+    eager = torch.compiler.set_stance("force_eager") if is_dynamo_loaded else nullcontext()
+    with preserve_random_state(batches), torch.no_grad(), eager:
         try:
             # The fused transformer kernels skip the modules inside, and with them the hooks.
             torch.backends.mha.set_fastpath_enabled(False)
@@ -540,8 +575,9 @@ def preserve_random_state(batches: Iterable[Any] = ()) -> Iterator[None]:
     generators = {id(g): g for g in found if isinstance(g, torch.Generator)}.values()
     states = [generator.get_state() for generator in generators]
     python, legacy = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
+    device = torch.accelerator.current_accelerator() or torch.device("cuda")
+    devices = range(torch.get_device_module(device).device_count())
+    with torch.random.fork_rng(devices=devices, device_type=device.type):
         try:
             yield
         finally:

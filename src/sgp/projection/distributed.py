@@ -152,7 +152,7 @@ class ProcessGroup:
             for index, (members, described) in enumerate(box[0]):
                 state = {}
                 for key, (shape, dtype) in described.items():
-                    sent = states[index][key] if self.rank == owner else torch.empty(shape, dtype=dtype)
+                    sent = states[index][key] if self.rank == owner else torch.empty(shape, dtype=dtype, device="cpu")
                     state[key] = self._broadcast(sent, owner)
                 everything |= dict.fromkeys(members, load_bases(state))
         return everything
@@ -162,12 +162,12 @@ class ProcessGroup:
         shape = parts[0]
         count = sum(part.count for part in parts)
         if shape.is_tokens:
-            counts = mine.counts if isinstance(mine, TokenCounts) else torch.zeros(shape.inputs, dtype=torch.int64)
-            return TokenCounts.from_counts(self._reduced(counts, owner), count)
+            own = mine if isinstance(mine, TokenCounts) else TokenCounts(shape.inputs)
+            return TokenCounts.from_counts(self._reduced(own.counts, owner), count)
         d = shape.inputs + shape.constant
         if count < d and not any(part.is_folded for part in parts):
             most = max(part.count for part in parts)
-            padded = torch.zeros(shape.groups, most + 1, d, dtype=torch.float64)
+            padded = torch.zeros(shape.groups, most + 1, d, dtype=torch.float64, device="cpu")
             if mine is not None and mine.count:
                 rows = mine.get_rows()
                 assert rows is not None
@@ -181,7 +181,7 @@ class ProcessGroup:
             whole = InputGram(shape.groups, shape.inputs, constant=shape.constant, precise=True)
             whole.add(rows[..., : shape.inputs])
             return whole
-        gram = torch.zeros(shape.groups, d, d, dtype=torch.float64)
+        gram = torch.zeros(shape.groups, d, d, dtype=torch.float64, device="cpu")
         if mine is not None:
             rows = mine.get_rows()
             gram = mine.get_gram() if rows is None else rows.mT @ rows

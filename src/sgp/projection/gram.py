@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sgp.projection.precision import has_float64
+
 # Rows are multiplied in float32 unless the threshold asks for more digits than that has; sums are always
 # float64.
 FLOAT32_THRESHOLD = 0.9999
@@ -59,6 +61,12 @@ class InputGram:
         return self.inputs + int(self.constant)
 
     @property
+    def device(self) -> torch.device:
+        """Device of the rows, or the CPU where that has no float64."""
+        stored = self._rows[0] if self._gram is None and self._rows else self._gram
+        return torch.device("cpu") if stored is None else stored.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes held now."""
         held = self._rows if self._gram is None else [self._gram]
@@ -70,7 +78,7 @@ class InputGram:
         Raises:
             FloatingPointError: the rows hold NaN or an infinity, or numbers too large to square.
         """
-        rows = rows.detach()
+        rows = place_rows(rows)
         groups, n, inputs = rows.shape
         if (groups, inputs) != (self.groups, self.inputs):
             raise ValueError(f"rows of shape {tuple(rows.shape)} for {self.groups} groups of {self.inputs} inputs")
@@ -94,7 +102,7 @@ class InputGram:
         if self._gram is not None:
             return None
         if not self._rows:
-            return torch.zeros(self.groups, 0, self.dimension, dtype=torch.float64)
+            return torch.zeros(self.groups, 0, self.dimension, dtype=torch.float64, device=self.device)
         rows = torch.cat(self._rows, dim=1).double()
         if self.constant:
             rows = torch.cat([rows, rows.new_ones(self.groups, rows.shape[1], 1)], dim=2)
@@ -116,7 +124,7 @@ class InputGram:
 
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
         """|A R|_F^2 of each group for matrices A [groups, out, d]. [groups]"""
-        matrix = matrix.double()
+        matrix = matrix.to(self.device).double()
         rows = self.get_rows()
         if rows is None:
             return (matrix @ self.get_gram() * matrix).sum((1, 2))
@@ -132,8 +140,8 @@ class InputGram:
 
     def _fold(self) -> None:
         """Replace the rows kept so far by their Gram matrix."""
+        device = self.device
         kept, self._rows = self._rows, []
-        device = kept[0].device if kept else None
         self._gram = torch.zeros(self.groups, self.dimension, self.dimension, dtype=torch.float64, device=device)
         for rows in kept:
             self._multiply(rows)
@@ -151,3 +159,9 @@ class InputGram:
             if self.constant:
                 self._gram[:, :d, d] += chunk.sum(dim=1, dtype=torch.float64)
                 self._gram[:, d, d] += chunk.shape[1]
+
+
+def place_rows(rows: Tensor) -> Tensor:
+    """Return rows without history, on the CPU if their device has no float64 to sum them in."""
+    rows = rows.detach()
+    return rows if has_float64(rows.device) else rows.cpu()

@@ -220,10 +220,10 @@ class OptimizerHook:
         self._projected_momentum.clear()
         self._drop_plan()
         plan = self._make_plan(optimizer, has_closure=False, facts=None)
-        for layer, mode in plan.chosen.items():
-            if mode == "gradient":
-                if self.mode != "gradient" and can_watch(layer, always=self.mode == "input"):
-                    self._watches[layer] = InputWatch(layer)
+        for layer in [layer for layer, mode in plan.chosen.items() if mode == "gradient"]:
+            if self.mode != "gradient" and can_watch(layer, always=self.mode == "input"):
+                self._watches[layer] = InputWatch(layer)
+            with full_precision(self._protected.device):
                 self._project_momentum(optimizer, layer, tolerance=0.0 if has_grown else PROJECTED)
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

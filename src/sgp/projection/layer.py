@@ -107,10 +107,17 @@ class ProtectedParameter:
             # Where the weight was modified since the last step, the master follows it.
             self.master = torch.where(self.master.to(tensor.dtype) == tensor, self.master, tensor.float())
 
-    def extend_kept(self) -> None:
-        """Add the rows by which the parameter has grown since it was kept; no step has changed them."""
+    def adapt_kept(self) -> None:
+        """Move what was kept to where the parameter is now, and add the rows by which it has grown since.
+
+        No step has changed these.
+        """
         tensor, kept = self.local, self.kept
-        if kept is None or find_local_rows(self.tensor) is not None or len(kept) >= len(tensor):
+        if kept is None:
+            return
+        kept = self.kept = kept.to(tensor.device, tensor.dtype)
+        self.master = None if self.master is None else self.master.to(tensor.device)
+        if find_local_rows(self.tensor) is not None or len(kept) >= len(tensor):
             return
         self.kept = torch.cat([kept, tensor[len(kept) :]])
         if self.master is not None:

@@ -291,7 +291,7 @@ class GradientMemory:
 
         Args:
             batches: DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input, or a dict
-                that is passed as keywords.
+                that is passed as keywords. Tensors on the CPU are moved to the model's device.
             samples: Number of inputs to use, of shuffled data; a dict of numbers by pattern on layer names gives each
                 layer its own. None uses all, in constant memory. Over several processes it is the number for all
                 together.

@@ -136,6 +136,7 @@ class StepMode(ProjectionMode):
             return
         self._set_pending(False)
         for stack in self._stacks:
+            stack.follow_weights()
             torch._foreach_sub_(stack.views, stack.tensors)
             stack.subtract_projection_(stack.tensors, sign=-1.0)
         self._project_layers()
@@ -144,11 +145,11 @@ class StepMode(ProjectionMode):
 
     def _project_layers(self) -> None:
         """Project the layers that are not in a stack."""
+        for parameter in self._single:
+            parameter.adapt_kept()
         for layer in self._layers:
             if layer.layer_type.is_lookup:
                 _restore_blocked_tokens(layer)
-        for parameter in self._single:
-            parameter.extend_kept()
         changes = {parameter: parameter.compute_change() for parameter in self._single}
         for layer in self._layers:
             bias = layer.bias

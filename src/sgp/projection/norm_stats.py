@@ -82,9 +82,12 @@ class FrozenNormStatistics:
 
     def _restore(self, module: nn.Module, name: str) -> None:
         for key, value in self._values[name].items():
+            buffer = getattr(module, key)
+            if value.device != buffer.device:  # the model has moved, or the values are those of a file
+                value = self._values[name][key] = value.to(buffer.device)
             # .data: the buffer stands in the graph of the forward that just ran, which does not use its
             # value.
-            getattr(module, key).data.copy_(value)
+            buffer.data.copy_(value)
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

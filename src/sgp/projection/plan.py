@@ -143,7 +143,7 @@ def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
 
 def _measure_speeds() -> tuple[float, float]:
     """Return the FLOPs a second of products in float32 and of decompositions in float64, on this machine, now."""
-    probe = torch.eye(PROBE) + 1.0 / PROBE
+    probe = torch.eye(PROBE, device="cpu") + 1.0 / PROBE
     product = 2.0 * PROBE**3 / _time_work(lambda: probe @ probe)
     return product, EIGH * PROBE**3 / _time_work(lambda: torch.linalg.eigh(probe.double()))
 

@@ -69,6 +69,7 @@ class ProtectedModel:
             old = known.get(id(parameter.tensor))
             if old is not None:
                 parameter.take_buffers(old)
+        place_subspaces(scan.layers.values())
         self.tasks, self.scan = tasks, scan
         self.version += 1
         self.bind()

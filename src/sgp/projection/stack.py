@@ -62,6 +62,16 @@ class LayerStack:
             blocked = self.views
         torch._foreach_sub_(targets, blocked, alpha=sign)
 
+    def follow_weights(self) -> None:
+        """Move the buffer to where the weights are now, and to their type: a model may move between two steps."""
+        weight = self.layers[0].weight.tensor
+        if (self._buffer.device, self._buffer.dtype) != (weight.device, weight.dtype):
+            self._buffer = self._buffer.to(weight.device, weight.dtype)
+            self._blocked = torch.empty_like(self._buffer)
+            self.views, self._blocked_views = self._cut(self._buffer), self._cut(self._blocked)
+            self.tensors = [parameter.tensor for parameter in self.parameters]
+            self._subspaces = []  # so that the factors are made anew
+
     def _cut(self, stack: Tensor) -> list[Tensor]:
         """Return the part of a stack for each weight and bias, in the shape of the parameter."""
         parts = []

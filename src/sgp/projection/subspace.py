@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sgp.projection.gram import InputGram
+from sgp.projection.precision import to_float64
 
 ROUNDING = 2.0**-52
 # Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
@@ -177,7 +178,7 @@ class Bases(Projector):
     @property
     def free(self) -> float:
         """Free capacity: one minus the mean importance over all dimensions."""
-        return 1.0 - float(self.importance.double().sum()) / (self.groups * self.dimension)
+        return 1.0 - float(to_float64(self.importance).sum()) / (self.groups * self.dimension)
 
     @property
     def is_compressed(self) -> bool:
@@ -285,10 +286,12 @@ class Subspace(Bases):
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
         if self.basis.device == device and self.basis.dtype == dtype:
             return self
-        basis, importance = self.basis.to(device, dtype), self.importance.to(device, dtype)
+        # The device first: the one that they come from may not have the type.
+        basis, importance = self.basis.to(device).to(dtype), self.importance.to(device).to(dtype)
         if self.scale is not None:
-            basis *= self.scale.to(device, dtype).unsqueeze(1)
-        return Subspace(basis, importance, self.rank.to(device), lean=self.is_compressed)
+            basis *= self.scale.to(device).to(dtype).unsqueeze(1)
+        # No step computes with the rank, so it stays where it is.
+        return Subspace(basis, importance, self.rank, lean=self.is_compressed)
 
     @property
     def is_compressed(self) -> bool:
@@ -323,11 +326,12 @@ class Subspace(Bases):
         return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
     def compute_captured_energy(self, statistic: InputGram) -> Tensor:
-        return statistic.compute_energy_through(self.to(self.basis.device, torch.float64).basis.mT)
+        return statistic.compute_energy_through(self.to(statistic.device, torch.float64).basis.mT)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         basis = self.to(matrix.device, matrix.dtype).basis
-        return compute_coefficients(basis * (self.importance == 1).to(basis).unsqueeze(1), matrix, bias)
+        is_blocked = (self.importance == 1).to(matrix.device)
+        return compute_coefficients(basis * is_blocked.unsqueeze(1), matrix, bias)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"basis": self.basis, "importance": self.importance, "rank": self.rank}
@@ -347,15 +351,13 @@ class Subspace(Bases):
         if statistic.count == 0:
             return self
         numerics = numerics or Numerics()
-        kept_basis = self.to(self.basis.device, torch.float64).basis
+        kept_basis = self.to(statistic.device, torch.float64).basis
         M = _orthonormal(kept_basis) if self.is_compressed else kept_basis
         rows = statistic.get_rows()
         if rows is not None:
-            M = M.to(rows.device)
             total, surrogate, energies, strongest = _from_rows(rows, M)
         else:
             gram = statistic.get_gram()
-            M = M.to(gram.device)
             total, surrogate, energies, strongest = _from_gram(gram, M, self.rank)
         old_rank = self.rank.to(M.device)
 
@@ -383,9 +385,9 @@ class Subspace(Bases):
         sigma = torch.cat([surrogate.sqrt().where(kept_old, 0.0), sigma_new], dim=-1)
         task = compute_importance(sigma, alpha)
         k = M.shape[2]
-        lambda_old = accumulate_importance(self.importance.to(task), task[..., :k])
+        lambda_old = accumulate_importance(self.importance.to(task.device).to(task), task[..., :k])
         kept = torch.cat([kept_old, kept_new], dim=-1)
-        basis = torch.cat([kept_basis.to(M), directions], dim=-1)
+        basis = torch.cat([kept_basis, directions], dim=-1)
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
         return _packed(basis, lambdas, kept, self.dimension)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from sgp.projection.gram import InputGram
+from sgp.projection.gram import InputGram, place_rows
 from sgp.projection.subspace import (
     Bases,
     Choice,
@@ -34,7 +35,7 @@ class TokenCounts(InputGram):
 
     def __init__(self, dimension: int) -> None:
         super().__init__(1, dimension, precise=True)
-        self.counts = torch.zeros(dimension, dtype=torch.int64)
+        self.counts = torch.zeros(dimension, dtype=torch.int64, device="cpu")
 
     @classmethod
     def from_counts(cls, counts: Tensor, count: int) -> TokenCounts:
@@ -44,11 +45,16 @@ class TokenCounts(InputGram):
         return statistic
 
     @property
+    def device(self) -> torch.device:
+        return self.counts.device
+
+    @property
     def nbytes(self) -> int:
         return self.counts.nbytes
 
     def add(self, rows: Tensor) -> None:
         """Take in indices: [n]."""
+        rows = place_rows(rows)
         self.counts = self.counts.to(rows.device) + torch.bincount(rows, minlength=self.dimension)
         self.count += len(rows)
 
@@ -56,7 +62,7 @@ class TokenCounts(InputGram):
         return self.counts.sum().double().unsqueeze(0)
 
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
-        return (matrix.double().square().sum(1) * self.counts.to(matrix.device)).sum(-1)
+        return (matrix.to(self.device).double().square().sum(1) * self.counts).sum(-1)
 
     def clone(self) -> TokenCounts:
         return TokenCounts.from_counts(self.counts, self.count)
@@ -79,7 +85,7 @@ class TokenSubspace(Bases):
     @staticmethod
     def empty(size: int) -> TokenSubspace:
         """No bases."""
-        return TokenSubspace(torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor(size))
+        return TokenSubspace(torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor(size, device="cpu"))
 
     @property
     def groups(self) -> int:
@@ -95,17 +101,18 @@ class TokenSubspace(Bases):
 
     @property
     def rank(self) -> Tensor:  # type: ignore[override]
-        return torch.tensor([len(self.tokens)])
+        return torch.tensor([len(self.tokens)], device="cpu")
 
-    @property
+    @cached_property
     def fixed(self) -> Tensor:
-        """Tokens of importance 1, whose vectors do not move at all. [n]"""
+        """Tokens of importance 1, whose vectors do not move at all. [n] To count them synchronizes, so that is done
+        once."""
         return self.tokens[self.importance[0] == 1]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TokenSubspace:
         if self.importance.device == device and self.importance.dtype == dtype:
             return self
-        return TokenSubspace(self.tokens.to(device), self.importance.to(device, dtype), self.size)
+        return TokenSubspace(self.tokens.to(device), self.importance.to(device).to(dtype), self.size)
 
     def compress(self, store: Store) -> TokenSubspace:
         return self
@@ -115,12 +122,14 @@ class TokenSubspace(Bases):
 
     def resize(self, dimension: int) -> TokenSubspace:
         """A vocabulary that has grown: tokens are bases as before, and new ones are free."""
-        return self if dimension <= self.dimension else replace(self, size=torch.tensor(dimension))
+        return self if dimension <= self.dimension else replace(self, size=torch.tensor(dimension, device="cpu"))
 
     def select_tokens(self, start: int, stop: int) -> TokenSubspace:
         """Only the tokens from ``start`` to before ``stop``, counted from there."""
         here = (self.tokens >= start) & (self.tokens < stop)
-        return TokenSubspace(self.tokens[here] - start, self.importance[:, here], torch.tensor(stop - start))
+        return TokenSubspace(
+            self.tokens[here] - start, self.importance[:, here], torch.tensor(stop - start, device="cpu")
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"tokens": self.tokens, "importance": self.importance, "size": self.size}
@@ -147,7 +156,7 @@ class TokenSubspace(Bases):
             new = new - 1
         added = min(max(0, int(new)), int((energies > 0).sum()))
         task = compute_importance(torch.cat([surrogate, energies[:, :added]], dim=-1).sqrt(), alpha)
-        old = self.importance.to(task)
+        old = self.importance.to(task.device).to(task)
         lambdas = torch.cat([accumulate_importance(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
         return TokenSubspace(torch.cat([tokens, order[0, :added]]), lambdas.float(), self.size)
 
@@ -162,7 +171,8 @@ class TokenSubspace(Bases):
         return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        return matrix.index_select(2, self.tokens.to(matrix.device)) * (self.importance == 1).to(matrix).unsqueeze(1)
+        is_blocked = (self.importance == 1).to(matrix.device)
+        return matrix.index_select(2, self.tokens.to(matrix.device)) * is_blocked.unsqueeze(1)
 
 
 def load_bases(state: Mapping[str, Tensor]) -> Bases:
