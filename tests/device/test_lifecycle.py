@@ -1,6 +1,6 @@
 """A memory's whole life on a device: every mode, saving and loading, and what stands on another device."""
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,21 @@ def test_16_bit_weights_are_protected_on_the_device(build: Any, case: Case, devi
         assert layer.compute_blocked_share(change, bias) < 1e-3, layer.name
 
 
+class Encoding(UserDict[str, Tensor]):
+    """A batch that moves itself, as those of transformers do."""
+
+    def to(self, device: torch.device) -> "Encoding":
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
 BATCHES: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda x: x,
     "tuple": lambda x: (x, torch.zeros(len(x))),
     "list": lambda x: [x, torch.zeros(len(x))],
     "named tuple": lambda x: Pair(x, "label"),
     "dict": lambda x: {"tokens": x},
+    "encoding": lambda x: Encoding(tokens=x),
 }
 
 
@@ -128,6 +137,8 @@ def test_batches_on_the_cpu_are_moved_to_the_models_device(kind: str, device: to
         assert given.subspaces[name].importance.device == device
     assert given.check(batch).drift == 0
     assert given.plan(8, batch).layers
+    if isinstance(batch, Encoding):
+        assert batch["tokens"].device.type == "cpu"  # the loader's own batch stays where it is
 
 
 def test_a_forward_and_a_mask_see_batches_on_the_models_device(device: torch.device) -> None:

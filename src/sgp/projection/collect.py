@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import weakref
@@ -402,8 +403,8 @@ def move_batch(batch: Any, model: nn.Module) -> Any:
 def _move(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device) if value.device.type == "cpu" else value
-    if callable(getattr(value, "to", None)):  # PackedSequence, and the batches of transformers
-        return value.to(device)
+    if callable(getattr(value, "to", None)):  # PackedSequence, and the batches of transformers, which change in place
+        return copy.copy(value).to(device)
     if isinstance(value, Mapping):
         return {key: _move(item, device) for key, item in value.items()}
     if isinstance(value, tuple | list):
