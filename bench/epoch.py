@@ -15,11 +15,11 @@ from bench import published, steps
 from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.stream import Examples, Stream, Task
+from sgp.experiments.config import Config, configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.summary import seconds_by_phase
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM
-from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunFolder
-from sgp.runs.summary import seconds_by_phase
-from sgp.training import Learner
 
 TRAIN, VALIDATION, BATCH = 4750, 250, 64
 # The published code evaluates the training set after every epoch too, and prints it.
@@ -69,7 +69,7 @@ def _our_epoch(method: str, folder: RunFolder, task: Task) -> Callable[[], objec
     folder.path.mkdir()
     config = configure("split-cifar100", method, epochs=1)
     assert isinstance(config, Config)
-    learner = Learner(config, Stream(["first", task.name], (3, 32, 32), [10] * 10, lambda _: task), folder)
+    learner = SupervisedTrainer(config, Stream(["first", task.name], (3, 32, 32), [10] * 10, lambda _: task), folder)
     if isinstance(learner.method, GPM):
         found = steps.subspaces(learner.network, steps.alexnet_ranks(), constant=False)
         steps.remember(learner.method.memory, found)

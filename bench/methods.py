@@ -16,12 +16,11 @@ from bench.row import Row
 from bench.timing import take_turns
 from sgp import paper
 from sgp.benchmarks.stream import Examples, Stream, Task
+from sgp.experiments.config import Config, configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.supervised import OPTIMIZERS, SupervisedTrainer
 from sgp.methods import Batch, Moment
 from sgp.methods.gpm import GPM
-from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunFolder
-from sgp.training import Learner
-from sgp.training.loop import OPTIMIZERS
 
 BENCHMARK, CLASSES = "split-cifar100", [10] * 10
 LEARNED, EXAMPLES, BATCH = 2, 320, 64
@@ -81,17 +80,17 @@ def _config(method: str) -> Config:
     return config
 
 
-def learned(config: Config, stream: Stream) -> Learner:
+def learned(config: Config, stream: Stream) -> SupervisedTrainer:
     """A method that has learned some tasks."""
     with tempfile.TemporaryDirectory() as place:
-        learner = Learner(config, stream, RunFolder(Path(place)))
+        learner = SupervisedTrainer(config, stream, RunFolder(Path(place)))
         learner.run()
     return learner
 
 
-def stepper(learner: Learner, task: Task, count: int) -> Callable[[], object]:
+def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], object]:
     """Some steps of a task that has begun, as the loop takes them."""
-    method, network, training = learner.method, learner.network, learner.config.training
+    method, network, training = learner.method, learner.network, learner.config.trainer
     batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
     method.begin(task.head, [(task.train.inputs, task.train.labels)])
     optimizer = method.optimizer(OPTIMIZERS[training.optimizer], training.lr)
@@ -113,7 +112,7 @@ def batches_of(task: Task, size: int) -> list[Batch]:
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
 
 
-def ranks(learner: Learner) -> dict[str, int]:
+def ranks(learner: SupervisedTrainer) -> dict[str, int]:
     """Bases of each layer, for methods that have them."""
     if not isinstance(learner.method, GPM):
         return {}

@@ -14,13 +14,12 @@ from typing import Any
 from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.experiments.config import AnyConfig, GameConfig, as_command
+from sgp.experiments.display import span
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.game_summary import GameSummary, game_summary_of
+from sgp.experiments.summary import Summary, summary_of
 from sgp.methods import METHODS
-from sgp.runs.config import AnyConfig, as_command
-from sgp.runs.folder import RunFolder
-from sgp.runs.game_summary import GameSummary, game_summary_of
-from sgp.runs.games import GameConfig
-from sgp.runs.summary import Summary, summary_of
-from sgp.training.display import span
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -112,7 +111,7 @@ def _mean_acc(group: list[Run]) -> float:
 
 def _name_in_bench(group: list[Run]) -> str:
     config = group[0][1].config
-    every = getattr(config.settings, "project_every", 1)
+    every = getattr(config.method_settings, "project_every", 1)
     return config.method if every == 1 else f"{config.method}, project_every={every}"
 
 
@@ -154,7 +153,7 @@ def _columns(groups: list[list[Run]]) -> tuple[str, ...]:
 def _order(group: list[Run]) -> tuple[object, ...]:
     summary = group[0][1]
     config = summary.config
-    epochs = config.training.epochs
+    epochs = config.trainer.epochs
     return (-len(summary.names), -epochs, config.preset, config.recipe, config.method, _settings(config))
 
 
@@ -193,7 +192,7 @@ def _of_tasks(summaries: list[Summary]) -> dict[str, object]:
     theirs = [str(published[column]) for column in ("ACC (%)", "BWT (%)") if column in published]
     return {
         "tasks": len(summaries[0].names),
-        "epochs": config.training.epochs,
+        "epochs": config.trainer.epochs,
         "ACC (%)": _spread([acc(matrix) for matrix in matrices]),
         "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _spread([bwt(matrix) for matrix in matrices]),
         "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
@@ -224,7 +223,7 @@ def _of_games(summaries: list[GameSummary]) -> dict[str, object]:
     known = [end for end in ends if end is not None]
     return cells | {
         "games": len(summaries[0].names),
-        "steps a game": f"{summaries[0].config.training.steps:,}",
+        "steps a game": f"{summaries[0].config.trainer.steps:,}",
         "accumulated": _spread(known) if len(known) == len(ends) else "",
     }
 

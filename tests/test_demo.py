@@ -12,8 +12,8 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
 from sgp.demo import Demo, Outcome, run
-from sgp.runs.config import as_command
-from sgp.runs.folder import RunFolder
+from sgp.experiments.config import as_command
+from sgp.experiments.folder import RunFolder
 
 SMALL = Demo(seeds=1, tasks=2, epochs=3)
 

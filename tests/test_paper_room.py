@@ -14,11 +14,11 @@ from torch import nn
 
 import sgp.paper
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
+from sgp.experiments.config import Config, configure, is_whole
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, comparison, has_recipe, numbers, rows
 from sgp.projection.update import find_limits, find_threshold
-from sgp.runs.config import Config, configure, is_whole
 
 OURS = (
     "digits",
@@ -150,7 +150,7 @@ def test_every_benchmark_has_a_config_for_every_method_preset_and_recipe(
     config = configure(benchmark, method, preset, recipe)
     assert (config.benchmark, config.method, config.preset, config.recipe) == (benchmark, method, preset, recipe)
     assert config.network == BENCHMARKS[benchmark].network
-    assert config.training.schedule == "cosine" or recipe == "paper"
+    assert config.trainer.schedule == "cosine" or recipe == "paper"
 
 
 def test_a_recipe_that_nobody_tried_is_refused() -> None:
@@ -193,7 +193,7 @@ TRAINING = {
 @pytest.mark.parametrize("preset", ["paper", "reference"])
 def test_training_is_that_of_the_protocol(benchmark: str, method: str, preset: str) -> None:
     config = configure(benchmark, method, preset)
-    training = config.training
+    training = config.trainer
     lr, lr_min, factor, patience, epochs, batch, test_batch, schedule, validation = TRAINING[benchmark, method]
     assert (training.lr, training.lr_min, training.lr_factor, training.patience) == (lr, lr_min, factor, patience)
     assert (training.epochs, training.batch, training.test_batch) == (epochs, batch, test_batch)
@@ -206,7 +206,7 @@ def test_training_is_that_of_the_protocol(benchmark: str, method: str, preset: s
 @pytest.mark.parametrize("method", ["gpm", "sgp"])
 def test_permuted_mnist_is_gpms(method: str) -> None:
     config = configure("permuted-mnist", method)
-    training, flat = config.training, config.flat()
+    training, flat = config.trainer, config.flat()
     assert (training.lr, training.epochs, training.batch, training.test_batch) == (0.01, 5, 10, 64)
     assert (training.schedule, flat["validation"], config.network_bias) == ("constant", 0.1, False)
     assert flat["memory_samples"] == 300
@@ -263,7 +263,7 @@ PUBLISHED_THRESHOLDS = {
 @pytest.mark.parametrize("method", ["gpm", "sgp"])
 def test_the_reference_preset_has_the_published_codes_memory_layer_by_layer(benchmark: str, method: str) -> None:
     config = configure(benchmark, method, "reference")
-    memory = METHODS[method](network_of(config), config.settings, exclude=["heads.*"]).memory  # type: ignore[attr-defined]
+    memory = METHODS[method](network_of(config), config.method_settings, exclude=["heads.*"]).memory  # type: ignore[attr-defined]
     limits = find_limits(memory.model, config.flat()["memory_samples"], memory.layers)
     assert limits == PUBLISHED_SAMPLES[benchmark]
     numerics = memory.numerics
@@ -278,7 +278,7 @@ def test_patterns_match_layers_of_the_network_really(benchmark: str, method: str
     config = configure(benchmark, method, preset)
     _, heads = INPUTS[benchmark]
     exclude = ["heads.*"] if len(heads) > 1 else []
-    memory = METHODS[method](network_of(config), config.settings, exclude=exclude).memory  # type: ignore[attr-defined]
+    memory = METHODS[method](network_of(config), config.method_settings, exclude=exclude).memory  # type: ignore[attr-defined]
     limits = find_limits(memory.model, config.flat()["memory_samples"], memory.layers)
     assert None not in limits.values()
     assert memory.alpha == (config.flat()["alpha"] if method == "sgp" else math.inf)
@@ -345,7 +345,7 @@ def test_no_row_has_a_number_that_the_tables_do_not_have() -> None:
 
 @pytest.mark.parametrize(("benchmark", "method"), [row for row in OF_REGISTERED if row in RATES])
 def test_learning_rates_are_those_of_table_4(benchmark: str, method: str) -> None:
-    assert configure(benchmark, method).training.lr == RATES[benchmark, method]
+    assert configure(benchmark, method).trainer.lr == RATES[benchmark, method]
 
 
 def test_what_the_paper_does_not_have_has_no_numbers() -> None:
@@ -402,7 +402,7 @@ def test_runs_on_other_superclass_data_do_not_stand_beside_the_papers_numbers(se
 @pytest.mark.parametrize("method", ["ewc", "hat"])
 def test_the_reference_schedule_of_ewc_and_hat_is_that_of_their_code(method: str) -> None:
     for benchmark in ("split-cifar100", "cifar100-superclass", "split-miniimagenet"):
-        training = configure(benchmark, method, "reference").training
+        training = configure(benchmark, method, "reference").trainer
         assert (training.lr_min, training.lr_factor, training.patience) == (1e-4, 3, 5)
 
 

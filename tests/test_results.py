@@ -7,8 +7,8 @@ import pytest
 
 from bench import results
 from sgp.cli.run import parse
-from sgp.runs.config import as_command
-from sgp.runs.folder import RunFolder
+from sgp.experiments.config import as_command
+from sgp.experiments.folder import RunFolder
 
 FOLDERS = sorted((results.RESULTS / "runs").glob("*"))
 

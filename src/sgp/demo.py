@@ -15,11 +15,11 @@ from rich.table import Table
 
 from sgp.benchmarks.digits import BENCHMARK
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.experiments.config import Config, configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.report import missing
-from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunFolder
-from sgp.runs.summary import accuracy_matrix, seconds_by_phase
-from sgp.training import Learner
 
 # As the table calls them.
 METHODS = {"finetuning": "finetune", "GPM": "gpm", "SGP": "sgp"}
@@ -98,7 +98,8 @@ def run(console: Console, demo: Demo) -> dict[str, list[Outcome]]:
                 progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {label:<10}")
                 config = _config(label, seed, demo)
                 with RunFolder.begin(out / "runs" / config.name, config, resume=False) as folder:
-                    Learner(config, BENCHMARK.stream(config.stream, None, seed), folder, watch).run()
+                    stream = BENCHMARK.stream(config.benchmark_settings, None, seed)
+                    SupervisedTrainer(config, stream, folder, watch).run()
                 outcomes.setdefault(label, []).append(_outcome(folder))
     console.print(_table(outcomes, demo))
     for line in _reading(outcomes, demo):

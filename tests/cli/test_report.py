@@ -11,8 +11,8 @@ pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the ex
 from report.written import falling, written
 
 from sgp.cli import main
+from sgp.experiments.config import configure
 from sgp.methods import METHODS
-from sgp.runs.config import configure
 
 OWN = """
 from sgp.methods import METHODS

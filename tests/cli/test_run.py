@@ -14,15 +14,15 @@ pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchm
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-from training.small import NOISE, events, trace
+from experiments.small import NOISE, events, trace
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.cli import main
 from sgp.cli.run import Place, parse
+from sgp.experiments.config import Config, as_command, as_yaml, configure
+from sgp.experiments.folder import RunFolder
 from sgp.methods import METHODS
 from sgp.paper import PRESETS, RECIPES, has_recipe
-from sgp.runs.config import Config, as_command, as_yaml, configure
-from sgp.runs.folder import RunFolder
 
 SMALL = ["--kind", "split", "--tasks", "2", "--epochs", "1", "--threads", "1"]
 NAME = Path("runs") / "digits-sgp-paper-seed0"
@@ -354,7 +354,7 @@ def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(
     (tmp_path / "my data").mkdir()
     arguments = [*SMALL, "--method", "mine", "--import", str(my_method), "--data", "my data", "--name", "[b]"]
     with monkeypatch.context() as patch:
-        patch.setattr("sgp.training.loop.Learner.run", interrupted)
+        patch.setattr("sgp.experiments.supervised.SupervisedTrainer.run", interrupted)
         assert main(["run", "digits", *arguments]) == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"Stopped; go on with: sgp run 'runs/[b]' --resume --data 'my data' --import {my_method}"
@@ -491,4 +491,4 @@ def test_what_a_run_wrote_is_repeated_whatever_is_usual_now(tmp_path: Path) -> N
     for target in (tmp_path, tmp_path / "config.yaml"):
         again = parse([str(target)])[1]
         assert isinstance(again, Config)
-        assert (config.training.average, again.training.average) == (0.99, 0.0)
+        assert (config.trainer.average, again.trainer.average) == (0.99, 0.0)

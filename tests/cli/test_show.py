@@ -17,9 +17,9 @@ from report.written import games
 
 from sgp.cli import main
 from sgp.cli.show import print_summary
-from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunFolder
-from sgp.runs.summary import Summary, summary_of
+from sgp.experiments.config import Config, configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.summary import Summary, summary_of
 
 
 def written(path: Path, config: Config, rows: list[list[float]], *, end: bool = True) -> Path:

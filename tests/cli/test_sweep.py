@@ -16,16 +16,16 @@ pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchm
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
+from experiments.small import NOISE, events, run, trace
 from rich.console import Console
-from training.small import NOISE, events, run, trace
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.cli import main
 from sgp.cli.sweep_display import SweepDisplay, print_outcome
-from sgp.runs.config import configure
-from sgp.runs.folder import RunFolder
-from sgp.runs.jobs import Job
-from sgp.runs.sweep import Point
+from sgp.experiments.config import configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.jobs import Job
+from sgp.experiments.sweep import Point
 
 GRID = "benchmark: digits\nkind: split\ntasks: 2\nepochs: 1\nsamples: 40\nthreads: 1\n"
 PATIENCE = 300  # seconds until a test gives up

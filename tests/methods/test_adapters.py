@@ -11,7 +11,7 @@ pytest.importorskip("peft", reason="LoRA and OSF are PEFT's")
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from training.small import run, run_with_stops, small, trace
+from experiments.small import run, run_with_stops, small, trace
 
 from sgp.methods import METHODS
 from sgp.methods.frozen import Frozen, FrozenSettings

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from training.small import run, run_with_stops, small, trace
+from experiments.small import run, run_with_stops, small, trace
 
 from sgp.methods import Batch, Moment
 from sgp.methods.apd import APD, APDSettings, Decomposed, clusters

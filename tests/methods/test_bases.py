@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
-from training.small import events, of_kind, run, run_with_stops, small
+from experiments.small import events, of_kind, run, run_with_stops, small
 
 from sgp.methods.gpm import GPM, POINTS, curve
 

@@ -428,7 +428,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
 def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
+    from experiments.small import run, run_with_stops, small, trace
 
     config = small("blip", tasks=2)
     whole = run(tmp_path / "whole", config)

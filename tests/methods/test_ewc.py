@@ -382,7 +382,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 def test_a_run_learns_and_resumes_to_the_bit(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
+    from experiments.small import run, run_with_stops, small, trace
 
     config = small("ewc", kind=kind, tasks=2, **settings)
     whole = run(tmp_path / "whole", config)
@@ -395,7 +395,7 @@ def test_a_run_learns_and_resumes_to_the_bit(kind: str, settings: dict[str, Any]
 def test_one_task_alone_is_finetuning(tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, same_weights, small
+    from experiments.small import run, same_weights, small
 
     one, other = (run(tmp_path / name, small(name, tasks=1, epochs=1)) for name in ("ewc", "finetune"))
     assert same_weights(one.network, other.network)
@@ -403,7 +403,7 @@ def test_one_task_alone_is_finetuning(tmp_path: Path) -> None:
 
 def test_presets_are_the_protocols() -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    from sgp.runs.config import configure
+    from sgp.experiments.config import configure
 
     assert METHODS["ewc"] is EWC
     values = {"split-cifar100": (0.05, 5000), "cifar100-superclass": (0.03, 1000), "split-miniimagenet": (0.03, 5000)}

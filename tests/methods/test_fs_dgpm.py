@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sgp.experiments.supervised import optimizer_state, restore_optimizer
 from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
-from sgp.training.loop import optimizer_state, restore_optimizer
 
 WIDTHS = (12, 16, 8)
 FIRST, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)

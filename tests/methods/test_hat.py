@@ -302,7 +302,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 def test_a_run_forgets_nothing_and_ends_with_the_same_bits_wherever_it_is_stopped(tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, small, trace
+    from experiments.small import run, small, trace
 
     class Stop(BaseException):
         pass

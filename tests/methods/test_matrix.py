@@ -18,15 +18,15 @@ from torch import Tensor
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from training.small import events, of_kind, run, stream_of, trace
+from experiments.small import events, of_kind, run, stream_of, trace
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.stream import Examples, Stream, Task
+from sgp.experiments.config import Config, configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods import METHODS
 from sgp.methods.adapters import Adapters
-from sgp.runs.config import Config, configure
-from sgp.runs.folder import RunFolder
-from sgp.training import Learner
 
 IMAGE = (3, 32, 32)
 
@@ -100,7 +100,7 @@ class Outcome:
         images: at every event, whether the method's state has images in it.
     """
 
-    learner: Learner
+    learner: SupervisedTrainer
     stopped: list[Path]
     held: list[tuple[int, int]]
     images: list[bool]
@@ -133,7 +133,7 @@ def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcom
             shutil.copytree(path, stopped[-1])
 
     with RunFolder.begin(path, config, resume=False) as folder:
-        learner = Learner(config, stream or stream_of(config), folder, look)
+        learner = SupervisedTrainer(config, stream or stream_of(config), folder, look)
         learner.run()
     return Outcome(learner, stopped, held, images)
 

@@ -14,17 +14,17 @@ from torch.optim import Optimizer
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from training.small import events, of_kind, run, same_weights, small, stream_of, trace
+from experiments.small import events, of_kind, run, same_weights, small, stream_of, trace
 
 from sgp.benchmarks.stream import Stream, Task
+from sgp.experiments.config import Config
+from sgp.experiments.evaluation import evaluate
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.summary import summary_of
 from sgp.methods import METHODS, Batch, Method, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.multitask import Multitask
 from sgp.networks import MLP
-from sgp.runs.config import Config
-from sgp.runs.folder import RunFolder
-from sgp.runs.summary import summary_of
-from sgp.training.evaluate import evaluate
 
 Step = tuple[int, Tensor, Moment]
 
@@ -57,7 +57,7 @@ def test_an_epoch_has_every_example_of_every_task_once_and_each_batch_is_of_one(
     config = small("multitask")
     run(tmp_path, config)
     stream = stream_of(config)
-    assert len(list(epochs(steps))) == config.training.epochs
+    assert len(list(epochs(steps))) == config.trainer.epochs
     for epoch in epochs(steps):
         for position in range(len(stream)):
             seen = torch.cat([inputs for head, inputs, _ in epoch if head == position])
@@ -159,7 +159,7 @@ class Stop(BaseException):
 
 
 def stopping_at(number: int) -> Any:
-    """A watcher that ends the run at its n-th event."""
+    """A callback that ends the run at its n-th event."""
     seen = 0
 
     def watch(event: str, values: dict[str, Any]) -> None:

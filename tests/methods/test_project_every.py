@@ -8,11 +8,11 @@ import torch
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
-from training.small import events, of_kind, run, run_with_stops, same_weights, small, stream_of, trace
+from experiments.small import events, of_kind, run, run_with_stops, same_weights, small, stream_of, trace
 
-from sgp.runs.config import configure
-from sgp.runs.folder import RunFolder
-from sgp.training import Learner
+from sgp.experiments.config import configure
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.supervised import SupervisedTrainer
 
 # No divisor of the steps of an epoch, so that the count goes on from one epoch to the next.
 EVERY = 5
@@ -48,7 +48,7 @@ def test_weights_are_evaluated_projected(tmp_path: Path) -> None:
 
     config = small("sgp", project_every=10**6, optimizer="adamw", lr=1e-3, tasks=2)
     with RunFolder.begin(tmp_path, config, resume=False) as folder:
-        learner = Learner(config, stream_of(config), folder, watch)
+        learner = SupervisedTrainer(config, stream_of(config), folder, watch)
         learner.run()
     assert len(pending) >= 4
     assert not any(pending)

@@ -61,10 +61,11 @@ def test_passes_are_what_a_step_runs_through_the_network(name: str, sizes: list[
 def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, small
+    from experiments.small import run, small
 
     estimated: list[list[tuple[Tensor, Any]]] = []
-    monkeypatch.setattr("sgp.training.loop.estimate_statistics", lambda _, passes: estimated.append(list(passes)) or {})
+    name = "sgp.experiments.supervised.estimate_statistics"
+    monkeypatch.setattr(name, lambda _, passes: estimated.append(list(passes)) or {})
     for attempt in ("one", "two"):
         torch.manual_seed(ord(attempt[0]))  # whatever the random state outside of the run
         run(tmp_path / attempt, small("er", tasks=2, epochs=2))
@@ -110,7 +111,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turn
 ) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
+    from experiments.small import run, run_with_stops, small, trace
 
     more: dict[str, Any] = {"beta": 0.2} if name == "der" else {"fill": "every-epoch"}
     config = small(name, kind=kind, tasks=2, epochs=3, memory_size=30, **more)
@@ -126,7 +127,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turn
 def test_replay_forgets_less_than_finetuning_also_where_tasks_share_a_head(tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import events, run, small
+    from experiments.small import events, run, small
 
     forgotten = {}
     for method in ("finetune", *REPLAY):

@@ -194,7 +194,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 def test_a_run_learns_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from training.small import run, run_with_stops, small, trace
+    from experiments.small import run, run_with_stops, small, trace
 
     config = small("si", kind=kind, tasks=2)
     whole = run(tmp_path / "whole", config)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from training.small import events, of_kind, run, same_weights, small, stream_of, trace
+from experiments.small import events, of_kind, run, same_weights, small, stream_of, trace
 
+from sgp.experiments.supervised import build_network
 from sgp.methods import METHODS, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.stl import STL
 from sgp.networks import MLP, LeNet, ResNet18
-from sgp.training.loop import build_network
 
 
 def copy(network: nn.Module) -> dict[str, Tensor]:

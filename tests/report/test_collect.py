@@ -8,8 +8,8 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from report.written import digits, falling, games, written
 
+from sgp.experiments.config import configure
 from sgp.report.collect import collect
-from sgp.runs.config import configure
 
 
 def test_a_folder_of_runs_gives_them_all(tmp_path: Path) -> None:

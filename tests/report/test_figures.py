@@ -12,13 +12,13 @@ pytest.importorskip("matplotlib", reason="of the extra 'report'")
 
 from report.written import digits, falling, games, written
 
+from sgp.experiments.config import configure
 from sgp.report import palette
 from sgp.report.collect import collect
 from sgp.report.draw import SVG, draw
 from sgp.report.figures import all_figures
 from sgp.report.groups import group
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
-from sgp.runs.config import configure
 
 
 def figures_of(place: Path) -> dict[str, Figure]:

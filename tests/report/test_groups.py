@@ -8,9 +8,9 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from report.written import digits, falling, written
 
+from sgp.experiments.config import configure
 from sgp.report.collect import collect
 from sgp.report.groups import Group, group, main_scope, plain_ones, reference_of
-from sgp.runs.config import configure
 
 
 def groups_of(place: Path) -> list[Group]:

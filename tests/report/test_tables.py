@@ -12,6 +12,7 @@ pytest.importorskip("yaml", reason="the paper's numbers are YAML files; of the e
 from report.written import digits, falling, games, written
 
 from sgp import paper
+from sgp.experiments.config import configure
 from sgp.methods import METHODS
 from sgp.report import games as of_games
 from sgp.report.collect import collect
@@ -19,7 +20,6 @@ from sgp.report.formats import as_csv, as_latex, escape
 from sgp.report.groups import Group, group
 from sgp.report.tables import Cell, Column, Table, datasets, results, settings, times
 from sgp.report.words import MINUS
-from sgp.runs.config import configure
 
 BAD = "<script>alert(1)</script>"
 

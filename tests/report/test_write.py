@@ -13,8 +13,8 @@ pytest.importorskip("jinja2", reason="of the extra 'report'")
 
 from report.written import digits, falling, games, written
 
+from sgp.experiments.config import configure
 from sgp.report.write import Report, ReportError, write_report
-from sgp.runs.config import configure
 
 BAD = "<script>alert(1)</script>"
 

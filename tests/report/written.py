@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sgp.experiments.config import AnyConfig, configure
+from sgp.experiments.folder import RunFolder
 from sgp.paper import scores as scores_of
-from sgp.runs.config import AnyConfig, configure
-from sgp.runs.folder import RunFolder
 
 
 def bases(count: int, task: int) -> dict[str, Any]:

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.small import Stop
 from rl import signs
-from training.small import Stop
 
-from sgp.rl import stream_of
+from sgp.experiments.config import GameConfig, configure
+from sgp.experiments.experiment import Callback
+from sgp.experiments.folder import RunFolder
+from sgp.experiments.ppo import PPOTrainer
+from sgp.rl import load_games
 from sgp.rl.games import GameStream
-from sgp.rl.loop import GameLearner
-from sgp.runs.config import configure
-from sgp.runs.folder import RunFolder
-from sgp.runs.games import GameConfig
-from sgp.training import Watcher
 
 # Three updates of 32 states in each game, with every phase of a run.
 SMALL = {
@@ -47,16 +46,18 @@ def small(method: str = "sgp", **settings: Any) -> GameConfig:
 
 
 def run(
-    path: Path, config: GameConfig, *watchers: Watcher, stream: GameStream | None = None, resume: bool = False
-) -> GameLearner:
+    path: Path, config: GameConfig, *callbacks: Callback, stream: GameStream | None = None, resume: bool = False
+) -> PPOTrainer:
     """Run a config to its end in a folder."""
     with RunFolder.begin(path, config, resume=resume) as folder:
-        learner = GameLearner(config, stream or stream_of(config), folder, *watchers)
+        learner = PPOTrainer(
+            config, stream or load_games(config.benchmark, config.benchmark_settings), folder, *callbacks
+        )
         learner.run()
     return learner
 
 
-def run_with_stops(path: Path, config: GameConfig, *stops: tuple[int, int]) -> GameLearner:
+def run_with_stops(path: Path, config: GameConfig, *stops: tuple[int, int]) -> PPOTrainer:
     """Run a config that is stopped after some updates (task, update), and taken up after each."""
     for number, where in enumerate(stops):
 

@@ -14,7 +14,7 @@ from sgp.rl.games import Played
 
 def agent_of(network: ActorCritic, game: int, name: str, copies: int = 4, **settings: object) -> Agent:
     env = SignEnv(name, Signs(), copies)
-    return Agent(network, game, env, small(**settings).training, lambda agent: None)
+    return Agent(network, game, env, small(**settings).trainer, lambda agent: None)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_new_episodes_begin_when_it_goes_on(network: ActorCritic) -> None:
 
 def test_returns_end_with_an_episode_and_go_on_in_thought_only_where_the_game_was_cut_off(network: ActorCritic) -> None:
     # A life is lost after steps 2 and 4 of a game, and it is cut off after step 5.
-    training = small(gamma=0.9, gae_lambda=0.8).training
+    training = small(gamma=0.9, gae_lambda=0.8).trainer
     agent = Agent(network, 0, SignEnv("two", Signs(length=50, cut=5), 4), training, lambda agent: None)
     steps: list[Played] = []
     play = agent.env.play

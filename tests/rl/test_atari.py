@@ -8,7 +8,7 @@ import pytest
 from sgp.benchmarks.atari import Atari
 from sgp.registry import UnknownName
 from sgp.rl.atari import AtariEnv, stream
-from sgp.runs.games import GameError
+from sgp.rl.settings import GameError
 
 pytestmark = pytest.mark.slow
 

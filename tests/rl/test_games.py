@@ -8,7 +8,7 @@ from rl.signs import PAY, SignEnv, Signs
 
 from sgp.registry import UnknownName
 from sgp.rl.games import Scale, named
-from sgp.runs.games import GameError
+from sgp.rl.settings import GameError
 
 
 def played(env: SignEnv, steps: int) -> list[tuple[Any, ...]]:

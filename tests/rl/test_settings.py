@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
+from sgp.experiments.config import configure
+from sgp.experiments.ppo import HEADS
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, rows, scores
 from sgp.rl.games import Scale
-from sgp.rl.loop import HEADS
-from sgp.runs.config import configure
 
 OF_THE_PAPER = ("finetune", "ewc", "blip", "gpm", "sgp")
 PUBLISHED = {
@@ -77,4 +77,4 @@ def test_every_preset_can_be_built(method: str, preset: str) -> None:
         ("atari", "small-actor-critic", (4, 84, 84)),
     ):
         config = configure(benchmark, method, preset)
-        METHODS[method](NETWORKS[network].build(inputs, [3, 4]), config.settings, exclude=HEADS)
+        METHODS[method](NETWORKS[network].build(inputs, [3, 4]), config.method_settings, exclude=HEADS)

@@ -19,17 +19,18 @@ from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
 from sgp.benchmarks.stream import Stream, Task
 from sgp.cli.show import print_run
-from sgp.rl import stream_of
-from sgp.runs.config import CHOICES, AnyConfig, Config, configure, read_yaml, recorded
-from sgp.runs.folder import CONFIG, VERSIONS, RunError, RunFolder
-from sgp.runs.games import GameConfig, GameError
-from sgp.training import Learner, Watcher
-from sgp.training.display import Display
-from sgp.training.tensorboard import tensorboard_watcher
+from sgp.experiments.config import CHOICES, AnyConfig, Config, GameConfig, configure, read_yaml, recorded
+from sgp.experiments.display import Display
+from sgp.experiments.experiment import Callback
+from sgp.experiments.folder import CONFIG, VERSIONS, RunError, RunFolder
+from sgp.experiments.supervised import SupervisedTrainer
+from sgp.experiments.tensorboard import tensorboard_watcher
+from sgp.rl import load_games
+from sgp.rl.settings import GameError
 
 if TYPE_CHECKING:
-    from sgp.rl.display import GameDisplay
-    from sgp.rl.loop import GameLearner
+    from sgp.experiments.game_display import GameDisplay
+    from sgp.experiments.ppo import PPOTrainer
 
 # What a shell makes of a process that was interrupted.
 INTERRUPTED = 130
@@ -93,7 +94,7 @@ class Work:
     """
 
     names: list[str]
-    learner: Callable[..., Learner | GameLearner]
+    learner: Callable[..., SupervisedTrainer | PPOTrainer]
     display: Callable[[Console], Display | GameDisplay]
 
 
@@ -134,20 +135,21 @@ def work_of(config: AnyConfig, data: Path | None) -> Work:
         assert isinstance(benchmark, Benchmark)
         if benchmark.shape is not None:
             # No task is asked for: this is to hear of settings that do not go with the network.
-            Learner(config, Stream([], *benchmark.shape(config.stream), make=_no_task), RunFolder(Path()))
-        tasks = benchmark.stream(config.stream, data, config.seed)
+            empty = Stream([], *benchmark.shape(config.benchmark_settings), make=_no_task)
+            SupervisedTrainer(config, empty, RunFolder(Path()))
+        tasks = benchmark.stream(config.benchmark_settings, data, config.seed)
 
-        def learner(config: Config, folder: RunFolder, *watchers: Watcher) -> Learner:
-            return Learner(config, tasks, folder, *watchers)
+        def learner(config: Config, folder: RunFolder, *callbacks: Callback) -> SupervisedTrainer:
+            return SupervisedTrainer(config, tasks, folder, *callbacks)
 
         return Work(list(tasks.names), learner, lambda console: Display(console, config, list(tasks.names)))
-    games = stream_of(config)
-    # After stream_of has said what is missing.
-    from sgp.rl.display import GameDisplay
-    from sgp.rl.loop import GameLearner
+    games = load_games(config.benchmark, config.benchmark_settings)
+    # After load_games has said what is missing.
+    from sgp.experiments.game_display import GameDisplay
+    from sgp.experiments.ppo import PPOTrainer
 
-    def game_learner(config: GameConfig, folder: RunFolder, *watchers: Watcher) -> GameLearner:
-        return GameLearner(config, games, folder, *watchers)
+    def game_learner(config: GameConfig, folder: RunFolder, *callbacks: Callback) -> PPOTrainer:
+        return PPOTrainer(config, games, folder, *callbacks)
 
     return Work(games.names, game_learner, lambda console: GameDisplay(console, config, games.names))
 

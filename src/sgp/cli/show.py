@@ -13,13 +13,12 @@ from rich.table import Table
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
 from sgp.cli.show_games import print_game_comparison, print_game_summary
+from sgp.experiments.config import GameConfig, is_whole
+from sgp.experiments.display import span
+from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.game_summary import GameSummary, game_summary_of
+from sgp.experiments.summary import Summary, summary_of
 from sgp.methods import METHODS
-from sgp.runs.config import is_whole
-from sgp.runs.folder import RunError, RunFolder
-from sgp.runs.game_summary import GameSummary, game_summary_of
-from sgp.runs.games import GameConfig
-from sgp.runs.summary import Summary, summary_of
-from sgp.training.display import span
 
 # Of more layers than this the free shares are not listed one by one.
 MOST_LAYERS = 8

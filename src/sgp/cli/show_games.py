@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sgp.runs.game_summary import GameSummary
-from sgp.training.display import span
+from sgp.experiments.display import span
+from sgp.experiments.game_summary import GameSummary
 
 
 def print_game_summary(console: Console, name: str, summary: GameSummary) -> None:

@@ -19,11 +19,11 @@ from rich.console import Console
 from sgp.benchmarks.datasets.images import DataError
 from sgp.cli.run import Work, import_file, work_of
 from sgp.cli.sweep_display import SweepDisplay, print_outcome, status_in_words
-from sgp.runs.config import AnyConfig, as_command, as_yaml, differences
-from sgp.runs.folder import CONFIG, RunError, RunFolder
-from sgp.runs.games import GameError
-from sgp.runs.jobs import Events, Job, run_here
-from sgp.runs.sweep import Sweep, outcome, read_sweep
+from sgp.experiments.config import AnyConfig, as_command, as_yaml, differences
+from sgp.experiments.folder import CONFIG, RunError, RunFolder
+from sgp.experiments.jobs import Events, Job, run_here
+from sgp.experiments.sweep import Sweep, outcome, read_sweep
+from sgp.rl.settings import GameError
 
 # For the processes of a sweep that was killed to be gone, in seconds.
 PATIENCE = 10.0
@@ -135,7 +135,7 @@ def _check(configs: Iterable[AnyConfig], data: Path | None) -> None:
     kinds = {as_yaml(replace(config, seed=0, threads=0)): config for config in configs}
     works: dict[str, Work] = {}
     for config in kinds.values():
-        settings = repr((config.benchmark, config.stream))
+        settings = repr((config.benchmark, config.benchmark_settings))
         if settings not in works:
             works = {settings: work_of(config, data)}  # one at a time: data may be large
         works[settings].learner(config, RunFolder(Path()))
@@ -173,7 +173,7 @@ def _jobs(configs: dict[Path, AnyConfig], options: Options) -> tuple[int, list[J
 def _run(jobs: list[Job], at_once: int, options: Options) -> Events:
     if options.ray is None or not jobs:
         return run_here(jobs, at_once)
-    from sgp.runs.cluster import run_on_ray
+    from sgp.experiments.cluster import run_on_ray
 
     return run_on_ray(jobs, options.ray, options.retries)
 

@@ -16,11 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sgp.runs.config import AnyConfig
-from sgp.runs.folder import RunError, RunFolder
-from sgp.runs.jobs import Events, Job
-from sgp.runs.sweep import Point, outcome
-from sgp.training.display import span
+from sgp.experiments.config import AnyConfig
+from sgp.experiments.display import span
+from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.jobs import Events, Job
+from sgp.experiments.sweep import Point, outcome
 
 # Runs of one row of the closing table differ in these.
 REPEATED = ("seed", "order")
@@ -128,8 +128,8 @@ def _standing(folder: Path, config: AnyConfig) -> _Standing:
     if last is None:
         return _Standing()
     learned = sum(event["event"] in ("task", "game") for event in events)
-    games = getattr(config.stream, "games", None)
-    tasks = len(games.split(",")) if games else getattr(config.stream, "tasks", None)
+    games = getattr(config.benchmark_settings, "games", None)
+    tasks = len(games.split(",")) if games else getattr(config.benchmark_settings, "tasks", None)
     words = f"task {last['task'] + 1}" + (f"/{tasks}" if tasks else "")
     words += "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
     return _Standing(learned / tasks if tasks else 0.0, words)

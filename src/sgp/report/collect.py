@@ -11,11 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.experiments.config import AnyConfig, GameConfig, as_command
+from sgp.experiments.folder import CONFIG, RunError, RunFolder
+from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
 from sgp.report.words import clean
-from sgp.runs.config import AnyConfig, as_command
-from sgp.runs.folder import CONFIG, RunError, RunFolder
-from sgp.runs.games import GameConfig
-from sgp.runs.summary import accuracy_matrix, seconds_by_phase
 
 # Settings that differ between runs of one experiment: what its mean is over, and what changes the last bits at most.
 REPEATS = ("seed", "order")

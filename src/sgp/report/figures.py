@@ -9,11 +9,11 @@ from statistics import mean, stdev
 from torch import Tensor
 
 from sgp import paper
+from sgp.experiments.display import span
 from sgp.report import games, palette, words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
 from sgp.report.groups import Group, labels, main_scope, plain_ones, reference_of
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
-from sgp.training.display import span
 
 # Of the tasks of a run, the curves of so many are drawn.
 CURVES = 6

@@ -7,12 +7,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from sgp import paper
+from sgp.experiments.display import span
 from sgp.report import palette, words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
 from sgp.report.groups import Group, labels, plain_ones
 from sgp.report.plots import Figure, Lines, Series
 from sgp.report.tables import Cell, Column, Table, name_of
-from sgp.training.display import span
 
 Point = tuple[float, float]
 # The optimizer setting that shows how projected gradients fail under Adam.

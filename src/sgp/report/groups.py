@@ -13,10 +13,10 @@ from torch import Tensor
 
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
+from sgp.experiments.config import configure, is_whole
 from sgp.methods import METHODS
 from sgp.report import words
 from sgp.report.collect import REPEATS, TECHNICAL, Run
-from sgp.runs.config import configure, is_whole
 
 # Methods that are no continual learning but what it is measured against.
 BOUNDS = ("multitask", "stl")

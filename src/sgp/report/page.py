@@ -14,13 +14,13 @@ from statistics import mean
 from urllib.parse import quote
 
 import sgp
+from sgp.experiments.display import span
 from sgp.methods import METHODS
 from sgp.report import games, palette, words
 from sgp.report.collect import LeftOut, Run
 from sgp.report.groups import BOUNDS, Group, labels, main_scope, plain_ones, reference_of
 from sgp.report.plots import Figure
 from sgp.report.tables import Table
-from sgp.training.display import span
 
 # Parts of a section with more figures than this are folded.
 MOST_FIGURES = 6

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgp import paper
+from sgp.experiments.config import configure
+from sgp.experiments.display import span
 from sgp.methods import METHODS
 from sgp.report import words
 from sgp.report.collect import REPEATS, TECHNICAL
 from sgp.report.groups import Group, reference_of, relative_transfer
-from sgp.runs.config import configure
-from sgp.training.display import span
 
 # Where a benchmark's numbers stand in the paper.
 TABLES = {"split-cifar100": "Table 1", "split-miniimagenet": "Table 1", "cifar100-superclass": "Table 2"}
@@ -266,7 +266,8 @@ def settings(groups: Sequence[Group]) -> Table:
     for each in groups:
         config = each.first.config
         theirs = configure(config.benchmark, config.method).flat()
-        shown = ["lr", "epochs", "batch", *vars(config.settings)] if config.settings is not None else ["lr"]
+        own = config.method_settings
+        shown = ["lr"] if own is None else ["lr", "epochs", "batch", *vars(own)]
         ours = {name: words.plain(each.first.settings[name]) for name in shown if name in each.first.settings}
         rest = {
             name: words.plain(value)

@@ -1,17 +1,16 @@
-"""Continual reinforcement learning: games in a row, learned by Stable-Baselines3's PPO.
+"""Streams of games, and Stable-Baselines3's PPO for agents that learn several of them.
 
-Nothing outside this room needs gymnasium, the Arcade Learning Environment or Stable-Baselines3, and this file does not
-either: what does is imported when a stream of games is asked for.
+This file imports neither gymnasium, the Arcade Learning Environment nor Stable-Baselines3 before games are
+loaded.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
 from sgp.benchmarks.datasets.extra import need
-from sgp.runs.games import GameConfig
 
 if TYPE_CHECKING:
     from sgp.rl.games import GameStream
@@ -20,18 +19,22 @@ if TYPE_CHECKING:
 NEEDED = {"atari": ("ale_py",), "minatar": ("minatar",)}
 
 
-def stream_of(config: GameConfig) -> GameStream:
-    """The games of a run.
+def load_games(benchmark: str, settings: Any) -> GameStream:
+    """Load the games of a benchmark.
+
+    Args:
+        benchmark: Name of a benchmark of games.
+        settings: Its settings.
 
     Raises:
-        ImportError: something optional is not installed; the message says what to install.
-        UnknownName: there is no such game.
-        GameError: a game cannot be started.
+        ImportError: An optional package is not installed; the message says what to install.
+        UnknownName: There is no such game.
+        GameError: A game cannot be started.
     """
-    for module in ("gymnasium", "stable_baselines3", *NEEDED.get(config.benchmark, ())):
+    for module in ("gymnasium", "stable_baselines3", *NEEDED.get(benchmark, ())):
         need(module)
-    benchmark = BENCHMARKS[config.benchmark]
-    assert isinstance(benchmark, GameBenchmark)
-    make = benchmark.stream or import_module(f"sgp.rl.{config.benchmark}").stream
-    stream: GameStream = make(config.stream)
+    found = BENCHMARKS[benchmark]
+    assert isinstance(found, GameBenchmark)
+    make = found.stream or import_module(f"sgp.rl.{benchmark}").stream
+    stream: GameStream = make(settings)
     return stream

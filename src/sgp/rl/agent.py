@@ -18,7 +18,7 @@ from torch.optim import Adam
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.adam import AdamByUpdate
 from sgp.rl.games import Frames, GameEnv
-from sgp.runs import games
+from sgp.rl.settings import PPOSettings
 
 # Added to the deviation of advantages over a rollout, as published.
 ADVANTAGE_EPS = 1e-5
@@ -65,7 +65,7 @@ class Agent(PPO):
     """
 
     def __init__(
-        self, network: ActorCritic, game: int, env: GameEnv, training: games.PPO, updated: Callable[[Agent], None]
+        self, network: ActorCritic, game: int, env: GameEnv, training: PPOSettings, updated: Callable[[Agent], None]
     ) -> None:
         self.training = training
         self.updated = updated

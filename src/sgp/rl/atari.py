@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sgp.benchmarks.atari import Atari
 from sgp.paper import scores
 from sgp.rl.games import Frames, GameEnv, GameStream, GameTask, Played, Scale, named
-from sgp.runs.games import GameError
+from sgp.rl.settings import GameError
 
 INPUTS = (4, 84, 84)
 FRAME_SKIP = 4

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from sgp.registry import UnknownName, unknown
-from sgp.runs.games import GameError
+from sgp.rl.settings import GameError
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]

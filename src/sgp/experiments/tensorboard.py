@@ -1,0 +1,48 @@
+"""Events for TensorBoard, where that is installed; those of games too, since names tell them apart."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sgp.experiments.experiment import Callback
+
+
+def tensorboard_watcher(folder: Path) -> list[Callback]:
+    """One callback that writes events beside a run's metrics; none without TensorBoard."""
+    if find_spec("tensorboard") is None:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def add(name: str, value: float | None, step: int) -> None:
+        if value is not None:
+            writer.add_scalar(name, value, step)
+
+    def watch(event: str, values: dict[str, Any]) -> None:
+        if event == "epoch":
+            for name in ("train_loss", "validation_loss", "validation_accuracy", "lr"):
+                add(f"task {values['task'] + 1}/{name}", values[name], values["epoch"])
+        elif event == "task":
+            row = values["accuracies"]
+            add("mean test accuracy", sum(row) / len(row), values["task"] + 1)
+            for task, accuracy in enumerate(row):
+                add(f"test accuracy/task {task + 1}", accuracy, values["task"] + 1)
+        elif event == "update":
+            for name in values.keys() - {"task", "update", "step", "seconds"}:
+                add(f"game {values['task'] + 1}/{name}", values[name], values["step"])
+        elif event in ("evaluation", "game"):
+            step = values["step"]
+            for task, (score, normalised) in enumerate(zip(values["scores"], values["normalised"], strict=True)):
+                add(f"score/game {task + 1}", score, step)
+                add(f"normalised score/game {task + 1}", normalised, step)
+            add("accumulated normalised reward", values["accumulated"], step)
+            for layer, free in values.get("free", {}).items():
+                add(f"free/{layer}", free, step)
+            for use, size in values.get("bytes", {}).items():
+                add(f"bytes/{use}", size, step)
+        writer.flush()
+
+    return [watch]

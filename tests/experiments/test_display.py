@@ -1,0 +1,88 @@
+"""What a person sees of a run: plain lines where there is no terminal, a live line at one."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
+
+from sgp.experiments.config import configure
+from sgp.experiments.display import Display, span
+
+CONFIG = configure("digits", "sgp", epochs=4)
+
+
+def epoch(task: int, number: int, accuracy: float | None = 91.25) -> dict[str, Any]:
+    return {"task": task, "epoch": number, "train_loss": 0.51234, "lr": 0.05, "validation_accuracy": accuracy}
+
+
+def row(task: int, name: str = "a [b] task") -> dict[str, Any]:
+    return {"task": task, "name": name, "accuracies": [90.0] * task + [80.0]}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, in seconds, which a test may set."""
+    now = [1000.0]
+    monkeypatch.setattr("sgp.experiments.display.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_without_a_terminal_there_are_plain_lines(clock: list[float]) -> None:
+    text = io.StringIO()
+    with Display(Console(file=text, width=80), CONFIG, ["one", "two"]) as display:
+        clock[0] += 10
+        display("epoch", epoch(0, 1))
+        clock[0] += 30
+        display("task", row(0))
+        display("epoch", epoch(1, 1, None))
+        display("task", row(1))
+        display("end", {"acc": 1.0})
+    assert text.getvalue().splitlines() == [
+        "task 1/2 epoch 1/4: loss 0.512, validation 91.2 %, lr 0.05, 1 min 10 s left",
+        "task 1/2 a [b] task: 80.0 %; all so far 80.0 % (40 s)",
+        "task 2/2 epoch 1/4: loss 0.512, lr 0.05, 0 s left",
+        "task 2/2 a [b] task: 80.0 %; all so far 85.0 % (0 s)",
+    ]
+
+
+def test_at_a_terminal_there_is_a_live_line_and_one_for_each_task() -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120, force_terminal=True, color_system=None, legacy_windows=False)
+    with Display(console, CONFIG, ["one", "two"]) as display:
+        display("epoch", epoch(0, 1))
+        display("task", row(0))
+        display("epoch", epoch(1, 1))
+    output = text.getvalue()
+    assert "\x1b[" in output  # the line is drawn over
+    assert "task 1/2 a [b] task: 80.0 %" in output
+    assert "task 2/2, epoch 1" in output
+    assert "loss 0.512, val 91.2 %, lr 0.05" in output
+
+
+def test_a_live_line_is_whole_at_eighty_columns(clock: list[float]) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=True, color_system=None, legacy_windows=False)
+    with Display(console, configure("split-cifar100", "sgp"), ["a task"] * 10) as display:
+        clock[0] += 2500
+        display("epoch", epoch(9, 187, 100.0) | {"train_loss": 12.3456, "lr": 0.05 / 2**7})
+        display._progress.refresh()
+    assert "task 10/10, epoch 187 " in text.getvalue()
+    assert "loss 12.346, val 100.0 %, lr 0.00039, 9 h 01 min left" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (9000, "2 h 30 min"),
+    ],
+)
+def test_time_is_told_in_words(seconds: float, words: str) -> None:
+    assert span(seconds) == words
