@@ -170,7 +170,7 @@ def test_a_run_is_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str], tm
     assert lines[2].startswith("task 1/2 digits 0 and 1: ")
     assert max(len(line) for line in lines[: lines.index("")] if not line.startswith("memory: ")) <= 80
     whole = RunFolder(tmp_path / NAME)
-    assert whole.config() == configure("digits", "sgp", kind="split", tasks=2, epochs=1, threads=1)
+    assert whole.read_config() == configure("digits", "sgp", kind="split", tasks=2, epochs=1, threads=1)
     # Events for TensorBoard are there where that is installed.
     assert {file.name for file in (tmp_path / NAME).iterdir()} - {"tensorboard"} == {
         *("config.yaml", "versions.json", "metrics.jsonl", "checkpoint.json", "checkpoint", ".lock"),
@@ -184,7 +184,7 @@ def test_a_folder_that_is_there_is_not_touched_without_resume(
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     assert main(["run", "digits", *SMALL]) == 1
-    assert "is there already: go on with --resume, or begin another with --name or --out" in capsys.readouterr().err
+    assert "already exists: resume it with --resume, or start another run with --name or --out" in capsys.readouterr().err
     assert main(["run", str(NAME)]) == 1
     assert trace(tmp_path / NAME) == before
     assert main(["run", "digits", *SMALL, "--resume"]) == 0
@@ -212,7 +212,7 @@ def test_a_file_is_run_and_the_command_line_wins(tmp_path: Path) -> None:
     assert (
         main(["run", "mine.yaml", "--seed", "3", "--epochs", "1", "--method=gpm", "--out", "there", "--name", "x"]) == 0
     )
-    config = RunFolder(tmp_path / "there" / "x").config()
+    config = RunFolder(tmp_path / "there" / "x").read_config()
     assert config == configure("digits", "gpm", kind="split", tasks=2, epochs=1, lr=0.05, seed=3, threads=1)
 
 
@@ -472,7 +472,7 @@ def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pyte
         capsys.readouterr()
         assert main([*command, "--resume"]) == 0
         output = " ".join(capsys.readouterr().out.split())
-        assert "learned already" in output
+        assert "already finished" in output
         assert ("torch 1.0" in output) == ("1.0" in content)
 
 
