@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sgp.benchmarks.digits import BENCHMARK
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.benchmarks.settings.digits import BENCHMARK
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
