@@ -184,7 +184,7 @@ def test_a_folder_that_is_there_is_not_touched_without_resume(
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     assert main(["run", "digits", *SMALL]) == 1
-    assert "already exists: resume it with --resume, or start another run with --name or --out" in capsys.readouterr().err
+    assert "already exists: resume it with --resume, or start another run with --name" in capsys.readouterr().err
     assert main(["run", str(NAME)]) == 1
     assert trace(tmp_path / NAME) == before
     assert main(["run", "digits", *SMALL, "--resume"]) == 0
