@@ -27,7 +27,7 @@ MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "small", "texts", "u
 
 
 def cpu() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -50,7 +50,7 @@ def machine() -> dict[str, object]:
 
 
 def table(rows: list[Row], where: dict[str, object]) -> Table:
-    """The rows within 80 columns."""
+    """Build a table of the rows that fits in 80 columns."""
     day = str(where["date"])[:10]
     view = Table(
         title="Side by side: plain, with sgp, and as published",

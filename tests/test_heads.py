@@ -42,7 +42,7 @@ def train(model: Net, optimizer: torch.optim.Optimizer, task: int) -> None:
 
 
 def learned(**options: Any) -> tuple[Net, sgp.GradientMemory]:
-    """A model that has learned two tasks, of which the memory knows the first."""
+    """Create a model that has learned two tasks, the first of which the memory was updated with."""
     torch.manual_seed(0)
     model = Net(bias=options.pop("bias", True))
     memory = sgp.GradientMemory(model, threshold=0.8, alpha=1.0, exclude=["heads.*"], **options)
@@ -68,13 +68,13 @@ def heads(model: Net) -> dict[str, Tensor]:
 
 
 def literally(X: Tensor, wanted: Tensor, W: Tensor) -> Tensor:
-    """The formula, with the ridge of each feature in proportion to the mean energy of all."""
+    """Compute the formula, with a ridge in proportion to the mean energy of all features."""
     r = RIDGE * X.square().sum(0).mean()
     return W + (torch.linalg.inv(X.T @ X + r * torch.eye(X.shape[1])) @ X.T @ (wanted - X @ W.T)).T
 
 
 def anchored(model: Net, memory: sgp.GradientMemory) -> Net:
-    """The model as of the last update, in eval mode."""
+    """Return the model as of the last update, in eval mode."""
     before = copy.deepcopy(model).eval()
     before.load_state_dict(dict(memory.anchor))
     return before
@@ -106,7 +106,7 @@ def test_a_bias_is_the_weight_of_a_feature_that_is_always_1() -> None:
 
 
 def fitted(heads: list[nn.Linear], X: Tensor, wanted: list[Tensor]) -> list[Tensor]:
-    """What copies of heads answer after a fit."""
+    """Return the outputs of copies of heads after a fit."""
     heads = copy.deepcopy(heads)
     fit_heads(heads, [(X, torch.cat(wanted, dim=1))])
     return [head(X).detach() for head in heads]
@@ -306,7 +306,7 @@ def test_sharded_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(out: str, mode: str) -> None:
-    """What one of the processes does, with every other input."""
+    """Run one of the processes, with every other input."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model, memory = learned()

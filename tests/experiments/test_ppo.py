@@ -133,7 +133,7 @@ def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
 
 
 def leak(path: Path, **settings: Any) -> float:
-    """The largest share of what the second game changed in a layer that lies in the space of the first."""
+    """Return the largest share, over layers, of the second game's change that lies in the space of the first game."""
     kept: dict[str, Tensor] = {}
 
     def keep(event: str, values: dict[str, Any]) -> None:

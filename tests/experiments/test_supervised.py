@@ -464,7 +464,7 @@ class Stop(BaseException):
 
 
 def stopping_at(number: int, where: str) -> Callable[[str, dict[str, Any]], None]:
-    """A callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
+    """Return a callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
     seen = 0
 
     def watch(event: str, values: dict[str, Any]) -> None:
