@@ -56,7 +56,7 @@ def table(rows: list[Row], where: dict[str, object]) -> Table:
         title="Side by side: plain, with sgp, and as published",
         caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
         f"load before: {where['load']}\n"
-        "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
+        "Ratios are medians over interleaved rounds. Steps are divided by the plain\n"
         "step, those of methods by GPM's, epochs and updates by the published ones,\n"
         "peaks by the first peak.",
         caption_justify="left",

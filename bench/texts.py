@@ -144,9 +144,9 @@ def _flops(learner: SupervisedTrainer, task: Task) -> dict[str, float]:
     method, network = learner.method, learner.network
     if not isinstance(method, GPM):
         return {}
-    guards = method.memory.capacity().layers
+    layers = method.memory.capacity().layers
     tokens = float((task.train.inputs != 0).sum()) / len(task.train) * learner.config.trainer.batch
-    linear = [layer.layer for layer in guards if "embeddings" not in layer.layer]
+    linear = [layer.layer for layer in layers if "embeddings" not in layer.layer]
     products = {name: network.get_parameter(f"{name}.weight").numel() for name in linear}
     projection = sum(4.0 * size * method.memory.subspaces[name].width for name, size in products.items())
     return {"step": 6.0 * tokens * sum(products.values()), "projection": projection}

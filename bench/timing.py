@@ -1,4 +1,4 @@
-"""Times of several ways to do the same thing, taken in turns so that a busy machine slows all alike."""
+"""Times of several ways to do the same thing, interleaved so that a busy machine slows all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
