@@ -516,13 +516,13 @@ def test_what_cannot_be_served_is_refused_by_name(outcomes: Outcomes) -> None:
     for outcome in outcomes:
         errors = outcome["refused"]
         for name in ("columns", "later", "update"):
-            assert errors[name].startswith("TypeError: parameter '0.weight' is laid out as (Shard(dim=1),)")
+            assert errors[name].startswith("TypeError: parameter '0.weight' has the placements (Shard(dim=1),)")
             assert "exclude it" in errors[name]
         assert "build the optimizer after it" in errors["optimizer"]
         assert "the model is sharded" in errors["alone"]
-        assert errors["halves"].startswith("TypeError: parameter '0.bias' is laid out as a plain tensor")
+        assert errors["halves"].startswith("TypeError: parameter '0.bias' has the placements ()")
         for name in ("part", "others"):
-            assert errors[name].startswith("TypeError: parameter '0.weight' is spread over processes")
+            assert errors[name].startswith("TypeError: parameter '0.weight' is distributed over processes")
         assert "not attached" in errors["unattached"]
 
 
