@@ -342,7 +342,7 @@ def test_a_method_of_ones_own_is_run(my_method: Path, tmp_path: Path, capsys: py
     assert "strength: 7.0" in (path / "config.yaml").read_text()
     capsys.readouterr()
     assert main(["run", "digits", "--import", str(my_method)]) == 2
-    assert "the method 'mine' is there already" in capsys.readouterr().err
+    assert "the method 'mine' is already registered" in capsys.readouterr().err
 
 
 def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(

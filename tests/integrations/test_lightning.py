@@ -276,6 +276,30 @@ def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) ->
     assert wrong.hooks[0].steps == 0
 
 
+def test_a_module_without_a_forward_needs_one_before_training_and_then_uses_it(tmp_path: Path) -> None:
+    class WithoutForward(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Module().net
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+    module = WithoutForward()
+    memory = sgp.GradientMemory(module, threshold=0.9)
+    start = copy.deepcopy(module.state_dict())
+    with pytest.raises(TypeError, match=r"WithoutForward has no forward\(\).*GradientMemoryCallback\(memory, forward="):
+        fit(module, trainer(GradientMemoryCallback(memory), tmp_path), 0)
+    assert all(torch.equal(value, start[name]) for name, value in module.state_dict().items())
+    fit(module, trainer(GradientMemoryCallback(memory, forward=lambda batch: module.net(batch[0])), tmp_path), 0)
+    assert memory.tasks == 1
+    fit(module, trainer(GradientMemoryCallback(memory, update=False), tmp_path), 1)  # without an update none is needed
+    assert memory.tasks == 1
+
+
 def test_optimizers_of_another_model_are_refused(tmp_path: Path) -> None:
     memory = sgp.GradientMemory(Module(), threshold=0.9)
     with pytest.raises(ValueError, match="holds none of the model's parameters"):

@@ -138,7 +138,7 @@ def test_learning_that_stops_in_the_middle_of_a_rollout_is_taken_in_too() -> Non
     model.learn(64, callback=[GradientMemoryCallback(memory), Stop(33)])
     assert memory.tasks == 1
     callback = GradientMemoryCallback(memory)
-    with pytest.warns(UserWarning, match="before its first rollout did"):
+    with pytest.warns(UserWarning, match="before the first rollout was complete"):
         model.learn(64, callback=[callback, Stop(33 + 5)], reset_num_timesteps=False)
     assert memory.tasks == 1
     assert callback.hooks == []

@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_not_whole_or_not_the_one_is_refused(tmp_path: Path
         other.train(resume_from_checkpoint=str(folders[0]))
     (folders[0] / "memory.safetensors").unlink()
     damaged = trainer(fresh, GradientMemoryCallback(again), 1, tmp_path / "run", **settings)
-    with pytest.raises(FileNotFoundError, match=r"no memory\.safetensors in .*checkpoint-2"):
+    with pytest.raises(FileNotFoundError, match=r"memory\.safetensors is missing in .*checkpoint-2"):
         damaged.train(resume_from_checkpoint=str(folders[0]))
     assert again.tasks == 0
 

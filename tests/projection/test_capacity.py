@@ -182,7 +182,7 @@ def test_frozen_biases_are_named() -> None:
 def test_rest_free_lists_norm_layers_and_their_statistics_as_drifting() -> None:
     memory = memory_of(rest="free", exclude=["heads.0.*", "heads.1.*"])
     lines = printed(memory)
-    free = parse_reasons(lines, "Not protected: moves freely, so what it does for old tasks drifts:")
+    free = parse_reasons(lines, "Not protected: changes freely, so old tasks drift:")
     assert {name for name in free if name.startswith("norm.")} == {
         "norm.weight",
         "norm.bias",

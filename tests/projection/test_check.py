@@ -182,7 +182,7 @@ def test_a_reference_that_lacks_a_layer_is_refused_by_the_parameters_name() -> N
     memory = blocked()
     partial = copy.deepcopy(memory.model.state_dict())
     del partial["second.weight"]
-    with pytest.raises(ValueError, match=r"reference: there is no 'second.weight'"):
+    with pytest.raises(ValueError, match=r"reference: 'second.weight' is missing"):
         memory.check(low_rank(0), reference=partial)
 
 
@@ -280,7 +280,7 @@ def test_outputs_with_nothing_to_compare_are_refused_and_not_called_unmoved(outp
 
     memory = GradientMemory(Strange(), threshold=0.9)
     memory.update([low_rank(0)])
-    with pytest.raises(TypeError, match="has no floating point tensor to compare: give forward="):
+    with pytest.raises(TypeError, match="has no floating point tensor to compare: pass a forward="):
         memory.check(low_rank(0))
     assert memory.check(low_rank(0), forward=lambda x: (memory.model(x), x)[1]).drift == 0
 

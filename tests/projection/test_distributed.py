@@ -151,7 +151,7 @@ def test_a_failure_in_one_is_raised_in_all_and_nothing_changes(tmp_path: Path) -
     ours, theirs = processes(__file__, tmp_path, "fails")
     assert theirs["error"].startswith("ValueError: the loader gave no batch")
     assert ours["error"].startswith(
-        "RuntimeError: process 1 failed, and the memory is as it was: ValueError: the loader"
+        "RuntimeError: rank 1 failed, so the memory has not changed: ValueError: the loader"
     )
     assert (ours["tasks"], theirs["tasks"]) == (0, 0)
 

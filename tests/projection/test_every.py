@@ -128,7 +128,7 @@ def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
     twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
     second = torch.optim.SGD(model[3].parameters(), lr=0.1)
     memory.attach(second)
-    saved, of_handle = memory.state_dict(), hook.state_dict()
+    saved, saved_hook = memory.state_dict(), hook.state_dict()
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
     tried: list[tuple[str, Callable[[], object]]] = [
@@ -137,8 +137,8 @@ def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
         ("an update", lambda: memory.update([OLD.double()])),
         ("detach", hook.detach),
         ("detach", lambda: memory.attach(optimizer)),
-        ("load_state_dict", lambda: hook.load_state_dict(of_handle)),
-        ("another memory", lambda: memory.load_state_dict(saved)),
+        ("load_state_dict", lambda: hook.load_state_dict(saved_hook)),
+        ("other bases", lambda: memory.load_state_dict(saved)),
     ]
     for what, act in tried:
         with hook.projected():
@@ -319,11 +319,11 @@ def test_weights_that_are_loaded_are_no_change_that_steps_have_made() -> None:
 
 def test_another_memory_is_loaded_after_what_the_old_one_has_to_project() -> None:
     model, memory, optimizer, hook = learner(8)
-    twin, _, twin_optimizer, twin_handle = learner(8)
+    twin, _, twin_optimizer, twin_hook = learner(8)
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
     memory.load_state_dict(sgp.GradientMemory(model, threshold=0.99, alpha=5.0).state_dict())  # of no task
-    twin_handle.flush()
+    twin_hook.flush()
     assert_same(weights(model), weights(twin))
     train(model, optimizer, 6, 3)
     hook.flush()

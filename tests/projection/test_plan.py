@@ -118,11 +118,11 @@ def test_project_takes_away_what_is_blocked_and_nothing_else() -> None:
     assert float((found[0] - change).norm()) > 0.1
     twice = memory.project(found[0], "0", found[1])
     torch.testing.assert_close(twice[0], found[0], atol=1e-6, rtol=0)
-    with pytest.raises(ValueError, match="give bias="):
+    with pytest.raises(ValueError, match="pass bias="):
         memory.project(change, "0")
-    with pytest.raises(ValueError, match="leave bias= out"):
+    with pytest.raises(ValueError, match="leave out bias="):
         memory.project(torch.zeros(2, 3), "1", torch.zeros(2))
     with pytest.raises(ValueError, match=r"shape \(2, 2\), layer '1' has \(2, 3\)"):
         memory.project(torch.zeros(2, 2), "1")
-    with pytest.raises(ValueError, match="no layer '2' is protected; there is"):
+    with pytest.raises(ValueError, match="no layer '2' is protected; the nearest names are"):
         memory.project(change, "2")

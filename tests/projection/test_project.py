@@ -71,5 +71,5 @@ def test_the_change_of_a_packed_weight_is_projected_for_query_key_and_value(name
 def test_a_module_of_several_weights_is_told_which_names_there_are() -> None:
     attention = nn.MultiheadAttention(8, 2, kdim=6)
     memory = sgp.GradientMemory(attention, threshold=0.95)
-    with pytest.raises(ValueError, match=r"several weights: give the change of one of \(model\):query"):
+    with pytest.raises(ValueError, match=r"several weights: pass the name of one of \(model\):query"):
         memory.project(torch.zeros(8, 8), "(model)", bias=torch.zeros(24))

@@ -505,7 +505,7 @@ def test_a_failure_between_passes_is_raised_in_all_and_nothing_changes(outcomes:
     }
     for name, cause in causes.items():
         assert theirs["errors"][name].startswith(cause)
-        assert ours["errors"][name].startswith(f"RuntimeError: process 1 failed, and the memory is as it was: {cause}")
+        assert ours["errors"][name].startswith(f"RuntimeError: rank 1 failed, so the memory has not changed: {cause}")
     for outcome in (ours, theirs):
         assert outcome["unchanged"]
         assert outcome["tasks"] == 1

@@ -258,7 +258,7 @@ class OptimizerHook:
         protected.norm_statistics.restore()
 
     def _enter_step(self) -> bool:
-        """Record the start of a step, and return whether it runs inside another one, as by ``super().step()``.
+        """Return whether a step that starts runs inside another one, as by ``super().step()``.
 
         No hook runs when a step raises, so running steps cannot be counted: each is identified by its frame, and is
         running as long as that is on the stack.
@@ -268,7 +268,7 @@ class OptimizerHook:
         return len(self._frames) > 1
 
     def _leave_step(self) -> bool:
-        """Record the end of a step, and return whether it runs inside another one."""
+        """Return whether a step that ends runs inside another one."""
         self._drop_ended_steps()
         is_nested = len(self._frames) > 1
         del self._frames[-1:]
@@ -311,7 +311,7 @@ class OptimizerHook:
         self._plan = None
 
     def _make_plan(self, optimizer: Optimizer, has_closure: bool, facts: object) -> StepPlan:
-        """Choose a projection mode for each layer that the optimizer changes."""
+        """Return a plan with a projection mode for each layer that the optimizer changes."""
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         plan = StepPlan(facts)
         for layer in self._protected.layers_with_bases:

@@ -349,7 +349,7 @@ def _is_same_key(known: tuple[object, ...], key: tuple[object, ...]) -> bool:
 
 
 def _sum_bits(parameter: Tensor, dtype: torch.dtype) -> int:
-    """Sum the bits of a tensor as integers weighted by position: exact in any order and on any shards."""
+    """Return the sum of a tensor's bits as integers, weighted by position: exact in any order and on any shards."""
     tensor, rows = get_local(parameter).to(dtype), find_local_rows(parameter)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     total = 0

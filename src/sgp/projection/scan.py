@@ -229,7 +229,11 @@ class _Scanner:
                 rest[name] = reason or self._describe_owner(name)
 
     def _describe_owner(self, name: str) -> str:
-        """Return why a parameter that is not the bias of a known layer type is not protected."""
+        """Return why a parameter that is not the bias of a known layer type is not protected.
+
+        Raises:
+            TypeError: Its layer type is unknown and ``strict`` is set.
+        """
         owner = self._model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, _NormBase) or NORM.search(type(owner).__name__):
             return "norm"

@@ -133,7 +133,7 @@ def stack_layers(layers: Sequence[ProtectedLayer]) -> tuple[list[LayerStack], li
 
 
 def _group_by_size(layers: Sequence[ProtectedLayer]) -> list[list[ProtectedLayer]]:
-    """Group layers so that padding to the largest of a group costs little."""
+    """Return groups of layers in which padding to the largest layer costs little."""
     groups: list[list[ProtectedLayer]] = []
     for layer in sorted(layers, key=lambda layer: _measure_padded([layer]), reverse=True):
         largest = PADDING * _measure_padded([layer])  # the other members of a group are at least as large
