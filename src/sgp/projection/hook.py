@@ -468,8 +468,10 @@ def _are_equal_settings(a: Group, b: Group) -> bool:
 
 def _collect_linear_facts(groups: Sequence[Group]) -> list[tuple[bool, int]]:
     """Return for each group of SGD whether it has weight decay, and the first group with equal settings."""
-    first = [next(i for i, other in enumerate(groups) if _are_equal_settings(other, group)) for group in groups]
-    return [(bool(group["weight_decay"] != 0), i) for group, i in zip(groups, first, strict=True)]
+    return [
+        (bool(g["weight_decay"] != 0), next(i for i, other in enumerate(groups) if _are_equal_settings(other, g)))
+        for g in groups
+    ]
 
 
 def _iterate_callers() -> Iterator[FrameType]:

@@ -265,8 +265,8 @@ class GradientMemory:
             raise ValueError(f"mode={mode!r} acts on every single step; every={every} needs mode='auto' or 'step'")
         protected = self._protected
         protected.find_shards()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = [p for p in self.model.parameters() if id(p) in held]
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = [p for p in self.model.parameters() if id(p) in stepped]
         if not own:
             raise ValueError(
                 "the optimizer holds none of the model's parameters: it was built for another model, or before the "
