@@ -18,8 +18,8 @@ class UnknownName(ValueError):  # noqa: N818 (users see this name)
 class Registry(Generic[T]):
     """Objects by name.
 
-    Other packages register objects by entry points in the group ``sgp.<kind>s``, which are loaded when their names are
-    looked up; imported code calls :meth:`add`.
+    This package declares its objects with the modules that define them; other packages register theirs by entry points
+    in the group ``sgp.<kind>s``. Both are imported when their names are looked up. Imported code calls :meth:`add`.
 
     Args:
         kind: Kind of the objects: "method", "network" or "benchmark".
@@ -28,6 +28,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._known: dict[str, T] = {}
+        self._declared: dict[str, EntryPoint] = {}
 
     def add(self, name: str, value: T) -> None:
         """Register an object.
@@ -35,16 +36,25 @@ class Registry(Generic[T]):
         Raises:
             ValueError: The name is registered for another object.
         """
-        if name in self._known and self._known[name] is not value:
+        if name in self._declared or (name in self._known and self._known[name] is not value):
             raise ValueError(f"the {self.kind} {name!r} is already registered: choose another name")
         self._known[name] = value
+
+    def declare(self, name: str, target: str) -> None:
+        """Register an object that is imported when it is looked up.
+
+        Args:
+            name: Name of the object.
+            target: Module and attribute, as in "sgp.methods.gpm:GPM".
+        """
+        self._declared[name] = EntryPoint(name, target, f"sgp.{self.kind}s")
 
     def __getitem__(self, name: str) -> T:
         # A config file may have a list in place of a name, which cannot be looked up.
         if not isinstance(name, str) or name not in self:
             raise UnknownName(unknown(self.kind, name, self))
         if name not in self._known:
-            entry = self._others[name]
+            entry = self._entries[name]
             try:
                 self._known[name] = entry.load()
             except Exception as error:
@@ -52,14 +62,18 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._known
-        yield from (name for name in self._others if name not in self._known)
+        return iter(dict.fromkeys((*self._declared, *self._known, *self._entries)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in self._others
+        return name in self._known or name in self._entries
+
+    @property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """Entry points of declared objects and of other packages by name."""
+        return self._external | self._declared
 
     @cached_property
-    def _others(self) -> dict[str, EntryPoint]:
+    def _external(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=f"sgp.{self.kind}s")}
 
 
