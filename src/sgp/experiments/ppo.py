@@ -106,7 +106,7 @@ class PPOTrainer(Experiment):
                 env.seed(self._env_seed("games", position, done))
                 self._clock = time.perf_counter()
                 self._go_on(position, agent, done, stretch)
-                self.method.settle()
+                self.method.finalize_weights()
             done += stretch
         self._finish(position, agent)
 
@@ -166,9 +166,9 @@ class PPOTrainer(Experiment):
             name=self.stream.names[position],
             update=self.config.trainer.updates,
             **self._evaluate(position, self.config.trainer.updates),
-            free=self.method.free(),
-            capacity=self.method.capacity(),
-            bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.bytes(),
+            free=self.method.measure_free(),
+            capacity=self.method.compute_capacity(),
+            bytes={"network": sum(p.nbytes for p in self.network.parameters())} | self.method.count_bytes(),
         )
         # Before the checkpoint, after which a resumed run does not come back here.
         write_tables(self.folder)

@@ -100,12 +100,12 @@ class SupervisedTrainer(Experiment):
     @property
     def trained(self) -> nn.Module:
         """The network, with what the method may train beside it."""
-        return self.method.trained
+        return self.method.trained_module
 
     def _optimizer(self) -> Optimizer:
         training = self.config.trainer
         kind = OPTIMIZERS[training.optimizer]
-        optimizer = self.method.optimizer(kind, training.lr)
+        optimizer = self.method.build_optimizer(kind, training.lr)
         if training.head_lr is not None:
             set_heads_apart(optimizer, self.network, training.head_lr / training.lr)
         return optimizer
@@ -136,7 +136,7 @@ class SupervisedTrainer(Experiment):
             if self.method.supervised_only and "schedule" not in progress:
                 with self._timed("begin"), self._seeded("begin", position):
                     for task in tasks:
-                        self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
+                        self.method.begin_task(task.head, self._random_batches(task, training.batch, "begin", position))
             optimizer = self._optimizer()
         except (TypeError, ValueError) as error:  # a layer, or a way of training, that the method cannot deal with
             raise RunError(f"{self.config.method} cannot learn on {self.config.network} so: {error}") from error
@@ -158,7 +158,7 @@ class SupervisedTrainer(Experiment):
         while not schedule.done:
             with self._timed("train"):
                 loss = self._epoch(position, tasks, optimizer, schedule, average)
-                self.method.settle()
+                self.method.finalize_weights()
             with self._timed("validate"), average.applied() if average else nullcontext():
                 if any(len(task.validation) for task in tasks):  # else nobody asks for them before the task ends
                     self._estimate_statistics(position, tasks)
@@ -256,13 +256,13 @@ class SupervisedTrainer(Experiment):
 
     def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
         """Bring stored statistics of BatchNorm in line with the weights, where the method leaves that to us."""
-        kind = self.method.statistics
+        kind = self.method.norm_statistics
         # Where all tasks share a head, nobody says at test whose statistics are meant.
-        if kind == "own" or (kind == "each" and len(self.stream.heads) == 1):
+        if kind == "own" or (kind == "per-task" and len(self.stream.heads) == 1):
             return
         with self._seeded("statistics", position):
             found = estimate_statistics(self.network, self._for_statistics(position, tasks))
-        if kind == "each":
+        if kind == "per-task":
             self.statistics.keep(tasks[0].head, found)
         else:
             put_statistics(self.network, found)
@@ -271,7 +271,7 @@ class SupervisedTrainer(Experiment):
         for task in tasks:
             order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
             for rows in batches(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.trainer.batch):
-                yield from self.method.passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
+                yield from self.method.get_passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
 
     def _finish(self, position: int, tasks: Sequence[Task]) -> None:
         """Let the method take the tasks in, and test all that were learned so far."""
@@ -293,9 +293,9 @@ class SupervisedTrainer(Experiment):
                 name=tasks[each - position].name,
                 accuracies=row[: each + 1],
                 data=self._sizes(tasks[each - position]),
-                free=self.method.free(),
-                bases=self.method.bases(),
-                capacity=self.method.capacity(),
+                free=self.method.measure_free(),
+                bases=self.method.describe_bases(),
+                capacity=self.method.compute_capacity(),
                 bytes=self._bytes(),
             )
         # Before the checkpoint, after which a resumed run does not come back here.
@@ -305,7 +305,7 @@ class SupervisedTrainer(Experiment):
     def _bytes(self) -> dict[str, int]:
         """Memory by what it is for."""
         network = {"network": sum(p.nbytes for p in self.network.parameters())}
-        return network | ({"statistics": kept} if (kept := self.statistics.nbytes) else {}) | self.method.bytes()
+        return network | ({"statistics": kept} if (kept := self.statistics.nbytes) else {}) | self.method.count_bytes()
 
     def consolidate(self, position: int, task: Task) -> None:
         """Let the method take in a task. position: of the first task that was learned with it."""
@@ -360,7 +360,7 @@ class SupervisedTrainer(Experiment):
                 task.head,
                 batch=self.config.trainer.test_batch,
                 order=order,
-                logits=self.method.logits,
+                logits=self.method.compute_logits,
             )
 
     def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
@@ -371,7 +371,7 @@ class SupervisedTrainer(Experiment):
         def log_likelihood(batch: Batch) -> Tensor:
             inputs, labels = batch
             with self.statistics.of(task.head, self.network):
-                return -F.cross_entropy(self.method.logits(inputs, task.head), labels, reduction="none")
+                return -F.cross_entropy(self.method.compute_logits(inputs, task.head), labels, reduction="none")
 
         return log_likelihood
 

@@ -1,4 +1,4 @@
-"""Finetuning: one task after another with nothing done about forgetting, the floor of every comparison."""
+"""Finetuning: train on one task after another and do nothing about forgetting, the floor of every comparison."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from sgp.methods.method import Method, NoSettings
 
 
 class Finetune(Method[NoSettings]):
-    """Does nothing."""
+    """Method that changes nothing about training."""
 
     name = "finetune"
     description = "plain training of one task after another: the floor"
-    Settings = NoSettings

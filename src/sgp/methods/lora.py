@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., ICLR 2022) of PEFT, one adapter for all tasks, trained on one after another: W + (s / r) B A."""
+"""LoRA (Hu et al., ICLR 2022) of PEFT: one adapter W + (s / r) B A for all tasks, trained on one after another."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sgp.methods.adapters import Adapters
 
 @dataclass(frozen=True)
 class LoRASettings:
-    """Of LoRA."""
+    """Settings of LoRA."""
 
     lora_rank: int = 8
-    """r, the rank of the change of each weight, at least 1."""
+    """Rank r of the change of each weight, at least 1."""
     lora_scale: float = 16.0
-    """s; the change is multiplied by s / r. Above 0."""
+    """Scale s, above 0; the change is multiplied by s / r."""
 
     def __post_init__(self) -> None:
         if self.lora_rank < 1:
@@ -27,13 +27,13 @@ class LoRASettings:
 
 
 class LoRA(Adapters[LoRASettings]):
-    """A change of low rank beside each weight."""
+    """Trains a low-rank change of each weight."""
 
     name = "lora"
     description = "low-rank adapters of PEFT, trained on one task after another"
     Settings = LoRASettings
-    layers = (nn.Linear, nn.Conv2d)
+    layer_types = (nn.Linear, nn.Conv2d)
 
-    def _config(self) -> Any:
+    def _build_config(self) -> Any:
         settings = self.settings
         return self._peft.LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_scale, target_modules=self.targets)

@@ -9,7 +9,7 @@ from sgp.methods.gpm import GPM, GPMSettings
 
 @dataclass(frozen=True)
 class SGPSettings(GPMSettings):
-    """The memory of SGP."""
+    """Settings of SGP."""
 
     alpha: float = 10.0
     """Scale coefficient of Eq. 2, at least 0: larger protects more, and inf is GPM."""
@@ -22,14 +22,13 @@ class SGPSettings(GPMSettings):
 
 
 class SGP(GPM):
-    """A gradient memory in which each basis has an importance."""
+    """Gradient memory in which each basis has an importance."""
 
     name = "sgp"
     description = "scaled gradient projection: steps along old directions shrink by their importance"
     Settings = SGPSettings
     settings: SGPSettings
 
-    @staticmethod
-    def _alpha(settings: GPMSettings) -> float:
-        assert isinstance(settings, SGPSettings)
-        return settings.alpha
+    @property
+    def alpha(self) -> float:
+        return self.settings.alpha
