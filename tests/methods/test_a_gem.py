@@ -121,7 +121,7 @@ def test_the_memory_is_learned_through_its_own_heads() -> None:
     method = filled(made(), old)
     reference = gradient(method.network, old, 0)
     drawn = method.buffer.take(method.buffer.find_other_tasks(1))
-    loss = method._replay_loss(drawn, like=old[0])
+    loss = method._compute_replay_loss(drawn, like=old[0])
     found = torch.autograd.grad(loss, list(method.network.parameters()), materialize_grads=True)
     torch.testing.assert_close(torch.cat([part.flatten() for part in found]).double(), reference)
 

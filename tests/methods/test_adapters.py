@@ -60,7 +60,7 @@ def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features
 
 
 def test_a_network_without_heads_cannot_be_frozen() -> None:
-    with pytest.raises(ValueError, match="heads alone"):
+    with pytest.raises(ValueError, match="heads only"):
         METHODS["frozen"](nn.Sequential(nn.Linear(3, 2)), None, exclude=())
 
 

@@ -114,13 +114,13 @@ def test_an_old_tau_is_the_best_for_its_sigma() -> None:
 def test_old_weights_stay_within_l1_of_what_they_were_whatever_becomes_of_sigma() -> None:
     method = made(l1=0.01, approx=10)
     learn(method, 0, batch_of(0))
-    was = {name: method._theta(weight, 0).detach().clone() for name, weight in method.weights.items()}
+    was = {name: method._compute_theta(weight, 0).detach().clone() for name, weight in method.weights.items()}
     with torch.no_grad():
         for weight in method.weights.values():
             weight.sigma.add_(torch.randn_like(weight.sigma))
     for name, weight in method.weights.items():
-        assert (method._theta(weight, 0) - weight.targets[0]).abs().max() <= 0.01 + 1e-6
-        assert (method._theta(weight, 0) - was[name]).abs().max() <= 0.02 + 1e-6
+        assert (method._compute_theta(weight, 0) - weight.targets[0]).abs().max() <= 0.01 + 1e-6
+        assert (method._compute_theta(weight, 0) - was[name]).abs().max() <= 0.02 + 1e-6
 
 
 def test_proximal_steps_give_zeros_and_subgradients_do_not() -> None:
@@ -197,7 +197,7 @@ def test_what_is_alike_in_a_group_is_held_once() -> None:
     weight = Decomposed(nn.Parameter(torch.zeros(1, 3)))
     for tau in ([0.500, 0.2, 0.0], [0.508, 0.1, 0.0], [-5.0, 5.0, 9.0]):
         weight.add_task(torch.zeros(1), torch.tensor([tau]))
-    weight.consolidate(2, gap=0.01, l1=1e-3)
+    weight.form_groups(2, gap=0.01, l1=1e-3)
     group, alone = weight.groups[0], weight.groups[2]
     assert weight.groups == [group, group, alone]
     assert group != alone
@@ -207,7 +207,7 @@ def test_what_is_alike_in_a_group_is_held_once() -> None:
     torch.testing.assert_close(weight.targets, expected)
     # The next time groups are formed anew, of whole tau: the old part in common is no part of its own.
     weight.add_task(torch.zeros(1), torch.tensor([[-5.0, 5.0, 9.0]]))
-    weight.consolidate(2, gap=0.01, l1=1e-3)
+    weight.form_groups(2, gap=0.01, l1=1e-3)
     assert weight.groups[0] == weight.groups[1] != weight.groups[2] == weight.groups[3]
     torch.testing.assert_close(weight.common[weight.groups[2]], torch.tensor([[-5.0, 5.0, 9.0]]))
     whole = weight.targets + weight.common[weight.groups]
@@ -263,7 +263,7 @@ def test_settings_out_of_range_are_refused_by_name(name: str, value: Any) -> Non
 
 
 def test_shrinking_needs_plain_steps() -> None:
-    with pytest.raises(ValueError, match="penalty=proximal goes with optimizer=sgd"):
+    with pytest.raises(ValueError, match="penalty=proximal requires optimizer=sgd"):
         made().build_optimizer(Adam, 0.1)
 
 

@@ -177,7 +177,7 @@ def test_expansion_trains_what_is_new_and_shrinks_each_unit_as_a_group() -> None
     assert torch.equal(now["hidden.1.weight"][:8, :16], before["hidden.1.weight"])
     assert not torch.equal(now["heads.1.weight"][:, :8], before["heads.1.weight"])
     method.sizes.pop("1")  # its units are new again
-    norms = method._sizes_of_new_units("hidden.1")
+    norms = method._measure_new_units("hidden.1")
     parts = torch.cat([now["hidden.1.weight"][8:], now["hidden.1.bias"][8:, None]], dim=1)
     torch.testing.assert_close(norms, parts.norm(dim=1))
 
@@ -187,12 +187,12 @@ def test_the_group_step_takes_off_the_norm_what_it_says() -> None:
     learn(method, 1)
     consolidate(method, 1)
     method.sizes.pop("1")  # its units are new again
-    before, weights = method._sizes_of_new_units("hidden.0"), weights_of(method)
+    before, weights = method._measure_new_units("hidden.0"), weights_of(method)
     method._shrink_new_units(0.1)
-    torch.testing.assert_close(method._sizes_of_new_units("hidden.0"), before - 0.1)
+    torch.testing.assert_close(method._measure_new_units("hidden.0"), before - 0.1)
     assert torch.equal(method.network.hidden[0].weight[:16], weights["hidden.0.weight"][:16])
     method._shrink_new_units(100.0)
-    assert not method._sizes_of_new_units("hidden.0").any()
+    assert not method._measure_new_units("hidden.0").any()
 
 
 def test_new_units_that_are_left_with_nothing_are_removed() -> None:

@@ -120,7 +120,8 @@ def test_nothing_is_added_before_the_first_task_is_taken_in() -> None:
     method = made()
     sgd(method)
     loss(method, 0).backward()
-    plain = dict(zip(gradients(method), torch.autograd.grad(loss(method, 0), [*method.get_penalized().values()]), strict=False))
+    parameters = [*method.get_penalized().values()]
+    plain = dict(zip(gradients(method), torch.autograd.grad(loss(method, 0), parameters), strict=False))
     for name, value in plain.items():
         assert torch.equal(gradients(method)[name], value)
 

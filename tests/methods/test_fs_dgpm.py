@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.experiments.supervised import optimizer_state, restore_optimizer
+from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
 from sgp.networks import MLP, LeNet, ResNet18
@@ -181,8 +181,8 @@ def test_the_gradient_of_soft_weights_is_right() -> None:
     def loss(name: str, value: Tensor) -> float:
         soft = {n: v.double() for n, v in method._soft.items()} | {name: value}
         spaces = {
-            n: Subspace(method.memory.subspaces[n].basis.double(), method._compute_lambda(v), method.memory.subspaces[n].rank)
-            for n, v in soft.items()
+            n: Subspace(old.basis.double(), method._compute_lambda(soft[n]), old.rank)
+            for n, old in method.memory.subspaces.items()
         }
         return method._differentiate((inputs.double(), labels), 1, spaces, 0.1)
 
@@ -245,7 +245,7 @@ def test_weights_move_along_bases_as_much_as_soft_weights_let_them(soft: float) 
             name: torch.full_like(u, math.log(value / (1 - value)) / 10 if 0 < value < 1 else 100 * (value - 0.5))
             for name, u in each._soft.items()
         }
-        each._weigh()
+        each.memory.set_importances(each.compute_soft_weights())
     changes = []
     for each in (method, free):
         before = layers(each.network)
@@ -403,9 +403,9 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
     resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
-    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.build_optimizer(torch.optim.SGD, 0.05)
+    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.build_optimizer(torch.optim.SGD, 0.05)
     resumed.attach(optimizers[1])
-    restore_optimizer(optimizers[1], remembered)
+    restore_optimizer_state(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):
         torch.manual_seed(6)
         for batch in batches(1):

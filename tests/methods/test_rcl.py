@@ -91,7 +91,7 @@ def test_the_trial_of_the_best_reward_is_kept(monkeypatch: pytest.MonkeyPatch) -
         tried.append((method.count_units(), {k: v.clone() for k, v in method.network.state_dict().items()}))
         return next(accuracies)
 
-    monkeypatch.setattr(method, "_accuracy", accuracy)
+    monkeypatch.setattr(method, "_compute_accuracy", accuracy)
     learn(method, 1, steps=0)
     assert len({tuple(sizes.values()) for sizes, _ in tried}) > 2
     sizes, weights = tried[2]  # the first of the best
@@ -112,7 +112,7 @@ def test_units_cost_reward(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(sum(method.count_units().values()))
         return 0.5
 
-    monkeypatch.setattr(method, "_accuracy", accuracy)
+    monkeypatch.setattr(method, "_compute_accuracy", accuracy)
     learn(method, 1, steps=0)
     assert sum(method.count_units().values()) == min(tried) < max(tried)
 
@@ -123,7 +123,7 @@ def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytes
     consolidate(method, 0)
     used = {}
     monkeypatch.setattr(method, "_train", lambda examples, *rest: used.update(trained=examples))
-    monkeypatch.setattr(method, "_accuracy", lambda examples, size: used.update(judged=examples) or 0.5)
+    monkeypatch.setattr(method, "_compute_accuracy", lambda examples, size: used.update(judged=examples) or 0.5)
     learn(method, 1, steps=0)
     assert (len(used["trained"][1]), len(used["judged"][1])) == (9, 3)
     together = torch.cat([used["judged"][0], used["trained"][0]])

@@ -23,7 +23,7 @@ class Point(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4))
 
-    def loss(self) -> Tensor:
+    def compute_loss(self) -> Tensor:
         return (CURVATURE * (self.weight - 1).square()).sum() / 2
 
 

@@ -38,7 +38,7 @@ def taken_in(monkeypatch: pytest.MonkeyPatch, *, in_lots: bool, samples: int | d
     settings = SGPSettings(threshold=0.9, alpha=1.0, memory_samples=samples)
     method = SGP(network, settings, exclude=["heads"])
     if not in_lots:
-        monkeypatch.setattr(method, "_in_lots", lambda batches: batches)
+        monkeypatch.setattr(method, "_split_texts", lambda batches: batches)
     lengths = torch.randint(1, 20, (200,))
     tokens = torch.randint(1, 50, (200, 20)) * (torch.arange(20) < lengths.unsqueeze(1))
     labels = torch.zeros(200, dtype=torch.int64)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import METHODS, Batch, Moment
-from sgp.methods.gpm import GPM, GPMSettings
-from sgp.methods.trgp import TRGP, Space, TRGPSettings, UnionMemory
+from sgp.methods.gpm import GPM, GPMSettings, get_matrices
+from sgp.methods.trgp import TRGP, Learned, Space, TRGPSettings, UnionMemory, compute_basis
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
@@ -147,7 +147,7 @@ def test_the_two_tasks_that_hold_most_of_the_gradient_are_trusted_if_they_hold_h
     nothing = torch.zeros(1, 4, 0)
     for head, mine in enumerate(([0], [1], [1, 2])):
         chosen = torch.tensor([[int(axis) in mine for axis in axes]])
-        method._learned[str(head)] = type(method._learned["0"])({"layer": Space(chosen, nothing)}, {})
+        method._learned[str(head)] = Learned(spaces={"layer": Space(chosen=chosen, outside=nothing)}, scales={})
     method.begin_task(3, [(torch.tensor([gradient] * 5), torch.zeros(5, dtype=torch.long))])
     assert [region.head for region in method._regions.get("layer", [])] == trusted
 
@@ -170,6 +170,14 @@ def consolidate_first(method: TRGP) -> None:
     consolidate(method, 0, lots)
 
 
+def effective_weight(method: TRGP, name: str, head: int) -> tuple[Tensor, Tensor | None]:
+    """W_eff of a layer for a task as matrices [groups, out, inputs], and the bias that is protected with W."""
+    layer = method._layers[name]
+    weight, bias = get_matrices(layer, method._get_parameters(layer))
+    change, bias_change = method._compute_change(layer, method._get_regions(str(head)).get(name, []))
+    return weight + change, None if bias is None or bias_change is None else bias + bias_change
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_effective_weight_is_that_of_the_dense_formula(bias: bool) -> None:
     method = learned(2, mlp(bias=bias))
@@ -183,14 +191,14 @@ def test_the_effective_weight_is_that_of_the_dense_formula(bias: bool) -> None:
             Q = torch.eye(S.shape[1]).double() + region.scale[0].detach().double()
             assert float(region.scale.detach().norm()) > 1e-3
             dense += W @ S @ Q @ S.T - W @ S @ S.T
-        weight, offset = method.effective_weight(layer, 2)
+        weight, offset = effective_weight(method, layer, 2)
         found = weight[0] if offset is None else torch.cat([weight[0], offset[0].unsqueeze(1)], dim=1)
         assert torch.allclose(found.double(), dense, atol=1e-6)
     # The forward pass forms no such weight, and gives the same.
     inputs = batches(2)[0][0]
     x = inputs
     for number in range(2):
-        weight, offset = method.effective_weight(f"hidden.{number}", 2)
+        weight, offset = effective_weight(method, f"hidden.{number}", 2)
         x = F.linear(x, weight[0], None if offset is None else offset[0]).relu()
     assert torch.allclose(method.compute_logits(inputs, 2), method.network.heads(x, 2), atol=1e-5)
 
@@ -225,7 +233,7 @@ def test_a_convolution_runs_with_the_effective_weight(groups: int) -> None:
         S = region.space.double()
         assert float(region.scale.detach().norm()) > 1e-4
         dense += blocks @ S @ region.scale.detach().double() @ S.mT
-    weight, offset = method.effective_weight("conv", 2)
+    weight, offset = effective_weight(method, "conv", 2)
     assert offset is not None
     found = torch.cat([weight, offset.unsqueeze(-1)], dim=-1)
     assert torch.allclose(found.double(), dense, atol=1e-6)
@@ -272,13 +280,13 @@ def test_each_task_keeps_its_own_scales_and_answers_as_it_did() -> None:
         learn(method, task)
         consolidate(method, task)
         answers.append(method.compute_logits(torch.cat([x for x, _ in batches(task)]), task).detach())
-        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)].scales.items()}
+        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)]["scales"].items()}
         assert bool(kept) == (task > 0)
         for old, answer in enumerate(answers):
             inputs = torch.cat([x for x, _ in batches(old)])
             assert torch.allclose(method.compute_logits(inputs, old), answer, atol=1e-4), (task, old)
-    assert method._learned["1"].scales["hidden.0"].keys() == {"0"}
-    assert method._learned["2"].scales["hidden.0"].keys() == {"0", "1"}
+    assert method._learned["1"]["scales"]["hidden.0"].keys() == {"0"}
+    assert method._learned["2"]["scales"]["hidden.0"].keys() == {"0", "1"}
     # The scales of one task mean nothing to another.
     inputs = torch.cat([x for x, _ in batches(2)])
     assert not torch.allclose(method.network(inputs, 2), answers[2], atol=1e-2)
@@ -298,9 +306,9 @@ def test_a_tasks_space_is_the_smallest_set_of_old_and_new_directions_that_reache
     assert grown.rank.tolist() == [5]
     axes = grown.basis[0].abs().argmax(dim=0).tolist()
     assert axes == [0, 1, 2, 3, 4]
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, False, True, True]]
-    assert torch.equal(space.compute_basis(grown), grown.basis[..., [0, 3, 4]])
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, False, True, True]]
+    assert torch.equal(compute_basis(space, grown), grown.basis[..., [0, 3, 4]])
     # All that GPM asks is that old and new together reach it, to which weak old bases count too.
     gpm = start.grow(rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), threshold=0.94, alpha=math.inf)
     assert gpm.rank.tolist() == [5]
@@ -322,7 +330,7 @@ def test_old_bases_count_only_if_they_are_among_the_strongest() -> None:
     assert start.grow(rows(task), threshold=0.74, alpha=math.inf).rank.tolist() == [3]
     grown = memory.grow_bases(start, rows(task), 0.74)
     assert grown.rank.tolist() == [4]
-    assert memory._space_of[id(grown)][1].chosen.tolist() == [[False, False, True, True]]
+    assert memory._notes[id(grown)][1]["chosen"].tolist() == [[False, False, True, True]]
 
 
 def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected() -> None:
@@ -330,24 +338,24 @@ def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected
     memory.without_strongest = True
     start = memory.grow_bases(Subspace.empty(1, 6), rows([3.0, 2.0, 0, 0, 0, 0]), 1.0)
     assert start.rank.tolist() == [2]
-    assert memory._space_of[id(start)][1].outside.shape == (1, 6, 0)
+    assert memory._notes[id(start)][1]["outside"].shape == (1, 6, 0)
     grown = memory.grow_bases(start, rows([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
     assert grown.basis[0].abs().argmax(dim=0).tolist() == [0, 1, 3, 4]
     assert (grown.rank.tolist(), grown.importance.tolist()) == ([4], [[1.0, 1.0, 1.0, 1.0]])
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, True, True]]
-    assert space.compute_basis(grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, True, True]]
+    assert compute_basis(space, grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
     # Where nothing is new, nothing is left out.
     same = memory.grow_bases(grown, rows([1.0, 0, 0, 1.0, 0, 0]), 0.9)
-    assert (same.rank.tolist(), memory._space_of[id(same)][1].outside.shape[-1]) == ([4], 0)
+    assert (same.rank.tolist(), memory._notes[id(same)][1]["outside"].shape[-1]) == ([4], 0)
 
 
 def test_in_reference_the_first_layer_decides_for_all() -> None:
     for scaling, expected in (("by-layer", {"hidden.1"}), ("by-first-layer", set())):
         method = learned(1, scaling=scaling)
-        spaces = method._learned["0"].spaces
-        nothing = torch.zeros_like(spaces["hidden.0"].chosen)
-        spaces["hidden.0"] = Space(nothing, spaces["hidden.0"].outside)
+        spaces = method._learned["0"]["spaces"]
+        nothing = torch.zeros_like(spaces["hidden.0"]["chosen"])
+        spaces["hidden.0"] = Space(chosen=nothing, outside=spaces["hidden.0"]["outside"])
         method.begin_task(1, batches(1))
         assert set(method._regions) == expected
 
@@ -368,7 +376,7 @@ def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the
     torch.testing.assert_close(torch.cat(seen), answers[representation])
     # The task itself is answered with its scales, whatever its bases were found from.
     torch.testing.assert_close(method.compute_logits(inputs, 1), answers["scaled"])
-    assert method._learned["1"].scales.keys() == {"hidden.0", "hidden.1"}
+    assert method._learned["1"]["scales"].keys() == {"hidden.0", "hidden.1"}
 
 
 def test_an_update_of_the_memory_that_fails_leaves_the_scales_of_the_task() -> None:
@@ -428,10 +436,10 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
 def test_bytes_are_those_of_bases_spaces_and_scales() -> None:
     method = learned(3)
     assert method.count_bytes()["regions"] == 0
-    spaces = [space for task in method._learned.values() for space in task.spaces.values()]
-    assert method.count_bytes()["spaces"] == sum(space.chosen.numel() for space in spaces)
-    ranks = {task: method._learned[task].spaces["hidden.0"].chosen.sum().item() for task in "01"}
-    other = {task: method._learned[task].spaces["hidden.1"].chosen.sum().item() for task in "01"}
+    spaces = [space for task in method._learned.values() for space in task["spaces"].values()]
+    assert method.count_bytes()["spaces"] == sum(space["chosen"].numel() for space in spaces)
+    ranks = {task: method._learned[task]["spaces"]["hidden.0"]["chosen"].sum().item() for task in "01"}
+    other = {task: method._learned[task]["spaces"]["hidden.1"]["chosen"].sum().item() for task in "01"}
     # The second task may trust one, the third two.
     expected = sum(4 * count**2 for count in (ranks["0"], other["0"], *ranks.values(), *other.values()))
     assert method.count_bytes()["scales"] == expected

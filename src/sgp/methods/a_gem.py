@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +10,11 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import ClassRings
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import Replay, ReplaySettings, make_rows
+from sgp.methods.replay import Replay, make_rows
+from sgp.methods.settings.a_gem import AGEMFacts, AGEMSettings
 
 
-@dataclass(frozen=True)
-class AGEMSettings(ReplaySettings):
-    """Settings of A-GEM."""
-
-    per_class: int | None = None
-    """Largest number of stored examples of one class, at least 1; none: the classes so far share the memory evenly."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_class is not None and self.per_class < 1:
-            raise ValueError(f"per_class must be at least 1 or none, got {self.per_class}")
-
-
-class AGEM(Replay[AGEMSettings]):
+class AGEM(AGEMFacts, Replay[AGEMSettings]):
     """Keeps the gradient g of all weights together from pointing against the gradient g_ref of old tasks.
 
     g_ref is the gradient of the mean loss on examples drawn from the memory of earlier tasks, each through the head of
@@ -38,9 +25,6 @@ class AGEM(Replay[AGEMSettings]):
     The memory has the latest examples of each class. Those of the current task are not used until it is learned.
     """
 
-    name = "a-gem"
-    description = "averaged gradient episodic memory: no step against the gradient on kept examples of old tasks"
-    Settings = AGEMSettings
     buffer: ClassRings
 
     def __init__(self, network: nn.Module, settings: AGEMSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -62,12 +46,12 @@ class AGEM(Replay[AGEMSettings]):
 
     def finish_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> None:
         self._reference = []
-        if self.settings.is_filled(moment):
+        if self.settings.is_filled(moment.epoch):
             self.buffer.add(make_rows(batch, head), batch[1], head)
 
     def _draw(self, batch: Batch, head: int) -> dict[str, Tensor]:
         places = self.buffer.find_other_tasks(head)
-        chosen = places[torch.randperm(len(places))[: self.settings.count_draws(batch)]]
+        chosen = places[torch.randperm(len(places))[: self.settings.count_draws(len(batch[1]))]]
         return self.buffer.take(chosen) if len(chosen) else {}
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,55 +13,13 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics, clone_tensors, count_parameters, sum_bytes
+from sgp.methods.settings.apd import APDFacts, APDSettings
 from sgp.methods.state import Stateful
 from sgp.patterns import find_pattern
 
 # Random starts of k-means, and the most iterations of each.
 RESTARTS = 10
 ROUNDS = 100
-
-
-@dataclass(frozen=True)
-class APDSettings:
-    """Settings of APD."""
-
-    l1: float = 6e-4
-    """Weight of |tau|_1, at least 0; inference takes elements of tau up to this for 0."""
-    weight_decay: float = 1e-4
-    """Weight of the squares of the current task's tau and m, and in the first task of sigma; at least 0."""
-    approx: float = 100.0
-    """Weight of the penalty that keeps the weights of earlier tasks where they were, above 0."""
-    tau_start: Literal["zero", "shared"] = "zero"
-    """tau of a new task: 0, or a copy of sigma as in the published code."""
-    mask_start: float = 3.0
-    """Mean of m of a new task; 0 in the published code, where tau makes up for the half that the mask takes."""
-    penalty: Literal["proximal", "subgradient"] = "proximal"
-    """How |tau|_1 is reduced. proximal: tau shrinks towards 0 after each step and stays there. subgradient: by the sign
-    of tau in the gradient, which gives small numbers instead of zeros."""
-    lr_decay: float = 1.0
-    """Factor of the learning rate after each epoch, beside the schedule; in (0, 1]."""
-    group_every: int = 5
-    """Number of tasks after which similar ones get a common part, again and again; 0 never."""
-    group_centroids: int = 2
-    """Largest number of groups for every group_every tasks, at least 1."""
-    group_gap: float = 0.01
-    """Largest difference of an element's values in a group for which it becomes a common element, at least 0."""
-
-    def __post_init__(self) -> None:
-        # Written so that NaN fails too.
-        for name in ("l1", "weight_decay", "group_gap"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if not 0 < self.approx < math.inf:
-            raise ValueError(f"approx must be above 0 and finite, got {self.approx}")
-        if not math.isfinite(self.mask_start):
-            raise ValueError(f"mask_start must be finite, got {self.mask_start}")
-        if not 0 < self.lr_decay <= 1:
-            raise ValueError(f"lr_decay must be in (0, 1], got {self.lr_decay}")
-        if self.group_every < 0:
-            raise ValueError(f"group_every must be at least 0, got {self.group_every}")
-        if self.group_centroids < 1:
-            raise ValueError(f"group_centroids must be at least 1, got {self.group_centroids}")
 
 
 class Decomposed(Stateful):
@@ -141,7 +98,7 @@ class Decomposed(Stateful):
         self.common, self.targets = common, shares + taus
 
 
-class APD(Method[APDSettings]):
+class APD(APDFacts, Method[APDSettings]):
     """Additive parameter decomposition.
 
     A weight of task t is theta_t = sigmoid(m_t) sigma + tau_t, with sigma shared by all tasks, m_t a number for each
@@ -164,10 +121,6 @@ class APD(Method[APDSettings]):
         heads: Head of each learned task.
     """
 
-    name = "apd"
-    description = "additive decomposition: shared weights under a mask of the task, plus a sparse part of the task"
-    Settings: ClassVar[type[APDSettings]] = APDSettings
-    supervised_only = True
     # Estimating them would run the network with sigma alone; those that training gathers are the task's own.
     norm_statistics: NormStatistics = "own"
     state_names = ("heads", "_kept", "_current", "_used")

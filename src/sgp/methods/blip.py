@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,47 +15,12 @@ from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.fisher import compute_sample_fisher, preserve_state, use_drawn_labels
 from sgp.methods.hooks import make_weak
-from sgp.methods.method import Batch, Method, NormStatistics, check_choices, sum_bytes
+from sgp.methods.method import Batch, Method, NormStatistics, sum_bytes
+from sgp.methods.settings.blip import BLIPFacts, BLIPSettings
 from sgp.projection.norm_stats import FrozenNormStatistics
 from sgp.projection.scan import Scan, ScanRules, scan_model
 
 BIAS_BOUND = 1.0
-
-
-@dataclass(frozen=True)
-class BLIPSettings:
-    """Settings of BLIP."""
-
-    fisher_prior: float = 5e-12
-    """Fisher information of a parameter before any task, for each of its layer's n; at least 1e-30. Four times smaller
-    is one bit more. The published code's are smaller by the square of the batch that it takes gradients of: 5e-16 at
-    100 images and 5e-18 at 62 states of games are 5e-12 and 1.92e-14 here."""
-    max_bits: int = 20
-    """Largest number of frozen bits of a parameter, at least 1."""
-    bound: float = 6.0
-    """Weights lie within bound / sqrt(n) of 0; above 0. Biases lie within 1."""
-    fan: Literal["in", "largest"] = "in"
-    """n of a layer: its inputs, for each output; or the larger one of inputs and outputs, as published for games."""
-    unfrozen: Literal["keep", "zero"] = "keep"
-    """Value of a parameter without a frozen bit after a task: as it was, or 0 as published, where a unit whose weights
-    are all 0 never learns again."""
-    fisher_labels: Literal["true", "drawn"] = "drawn"
-    """true: labels of the data. drawn: labels drawn from the network's own output, which must be logits."""
-    fisher_batch: int = 100
-    """Number of examples that run through the network at once for the Fisher information, at least 1."""
-    fisher_batches: int = 80
-    """Largest number of batches that the Fisher information is computed from, at least 1."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too. Below 1e-30 float32 might have 0 for it.
-        if not 1e-30 <= self.fisher_prior < math.inf:
-            raise ValueError(f"fisher_prior must be at least 1e-30 and finite, got {self.fisher_prior}")
-        if not 0 < self.bound < math.inf:
-            raise ValueError(f"bound must be above 0 and finite, got {self.bound}")
-        for name in ("max_bits", "fisher_batch", "fisher_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +36,7 @@ class _Scale:
     prior: float
 
 
-class BLIP(Method[BLIPSettings]):
+class BLIP(BLIPFacts, Method[BLIPSettings]):
     """Freezes the first bits of each weight and bias of linear layers and convolutions.
 
     A parameter is a fraction of its bound, |theta| <= bound (1 - 2^-max_bits). With b > 0 frozen bits it stays within
@@ -93,10 +58,6 @@ class BLIP(Method[BLIPSettings]):
         anchor: Parameters after the last task.
     """
 
-    name = "blip"
-    description = "bit-level information preserving: each task freezes the first bits of the weights it uses"
-    rounds_weights = True
-    Settings: ClassVar[type[BLIPSettings]] = BLIPSettings
     state_names = ("tasks",)
     parameter_state_names = ("bits", "fisher", "anchor")
 

@@ -4,68 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from sgp.methods.growing import Growing, check_units, gather_examples
+from sgp.methods.growing import Growing, gather_examples
 from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, Moment, clone_tensors, sum_bytes, use_mode
+from sgp.methods.settings.den import DENFacts, DENSettings
 from sgp.methods.wired import Tensors, count_groups, pair_masks
 from sgp.networks.widen import cut, rearrange, widen
 from sgp.networks.wiring import fed, units
 from sgp.patterns import check_patterns
-
-
-@dataclass(frozen=True)
-class DENSettings:
-    """Settings of DEN: what a task retrains, and when the network grows."""
-
-    l1: float = 1e-5
-    """Amount by which each step shrinks every trained weight, at least 0. A weight that is no larger is no connection.
-    A new head that is trained alone uses `head_l1` instead."""
-    l2: float = 1e-4
-    """Weight decay of everything that is trained, at least 0."""
-    head_l1: float = 1e-5
-    """Amount by which each step shrinks the weights of a new head that is trained alone, at least 0: the larger, the
-    fewer units a task retrains."""
-    drift: float = 0.5
-    """lambda of the penalty lambda/2 |theta - theta_{t-1}|^2 on what a task retrains, before and after a split, at
-    least 0."""
-    loss_limit: float = 0.01
-    """Mean training loss above which a task adds units, at least 0."""
-    expand_units: int | dict[str, int] = 10
-    """Number of units that a task adds to each layer, at least 0; or by pattern on layer names."""
-    group_lasso: float = 0.001
-    """Amount by which each step shrinks the norm of each new unit's weights, at least 0. Units whose weights are all 0
-    are removed."""
-    split_limit: float = 0.05
-    """Norm of the change of a unit's weights above which the unit is split, at least 0."""
-    split_units: int | dict[str, int] = 10
-    """Largest number of units of each layer that a task splits, at least 0; or by pattern on layer names."""
-    split_choice: Literal["most", "least"] = "most"
-    """Units to split if too many moved too far: those that moved most, or as in the published code those that moved
-    least."""
-    head_epochs: int = 5
-    """Number of epochs that a new head is trained alone, at least 1."""
-    expand_epochs: int = 5
-    """Number of epochs that new units are trained, at least 1."""
-    split_epochs: int = 5
-    """Number of epochs that the network is trained after a split, at least 1."""
-
-    def __post_init__(self) -> None:
-        for name in ("l1", "l2", "head_l1", "drift", "loss_limit", "group_lasso", "split_limit"):
-            # Written so that NaN fails too.
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ("expand_units", "split_units"):
-            check_units(name, getattr(self, name))
-        for name in ("head_epochs", "expand_epochs", "split_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +30,7 @@ class Phase:
     group_lasso: float = 0.0
 
 
-class DEN(Growing[DENSettings]):
+class DEN(DENFacts, Growing[DENSettings]):
     """Dynamically expandable network.
 
     Every phase trains on cross-entropy + l2/2 |w|^2 and shrinks the weights that it trains: after each step
@@ -99,9 +51,6 @@ class DEN(Growing[DENSettings]):
     Every task uses the units of its time. The weights that it retrained may still move the outputs of earlier tasks.
     """
 
-    name = "den"
-    description = "expandable network: tasks retrain what they can use, add units where that fails, split what drifted"
-    Settings: ClassVar[type[DENSettings]] = DENSettings
     state_names = (*Growing.state_names, "_anchor", "selected")
 
     def __init__(self, network: nn.Module, settings: DENSettings, *, exclude: Sequence[str] = ()) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,30 +11,11 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment, match_memory_format
-from sgp.methods.replay import Replay, ReplaySettings, make_rows
+from sgp.methods.replay import Replay, make_rows
+from sgp.methods.settings.der import DERFacts, DERSettings
 
 
-@dataclass(frozen=True)
-class DERSettings(ReplaySettings):
-    """Settings of dark experience replay."""
-
-    fill: Literal["first-epoch", "every-epoch"] = "every-epoch"
-    """When examples are offered to the memory. In a task's first epoch their logits come from a network that has hardly
-    learned it, so the default is every epoch, as in the published code."""
-    alpha: float = 0.1
-    """Weight of the squared distance to the stored logits, at least 0."""
-    beta: float = 0.0
-    """Weight of the cross-entropy of stored examples, at least 0; above 0 the method is DER++."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("alpha", "beta"):
-            # Written so that NaN fails too.
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-
-
-class DER(Replay[DERSettings]):
+class DER(DERFacts, Replay[DERSettings]):
     """Replay with stored logits.
 
     A step uses a batch B, stored examples D with the logits z that they had when they were stored, and with beta above
@@ -49,9 +28,6 @@ class DER(Replay[DERSettings]):
     this forward pass.
     """
 
-    name = "der"
-    description = "dark experience replay: kept examples should be answered as when they were taken in"
-    Settings = DERSettings
     buffer: Reservoir
 
     def __init__(self, network: nn.Module, settings: DERSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -75,7 +51,7 @@ class DER(Replay[DERSettings]):
 
     def finish_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> None:
         assert self._logits is not None
-        if self.settings.is_filled(moment):
+        if self.settings.is_filled(moment.epoch):
             self._store(batch, head, self._logits)
         self._logits = None
 

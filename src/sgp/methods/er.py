@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,18 +10,11 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import Replay, ReplaySettings, append_drawn, make_rows
+from sgp.methods.replay import Replay, append_drawn, make_rows
+from sgp.methods.settings.er import ERFacts, ERSettings
 
 
-@dataclass(frozen=True)
-class ERSettings(ReplaySettings):
-    """Settings of experience replay."""
-
-    reservoir: Literal["uniform", "one-less"] = "uniform"
-    """Sample that the memory is: of all examples alike, or of later ones a little more, as in the published code."""
-
-
-class ER(Replay[ERSettings]):
+class ER(ERFacts, Replay[ERSettings]):
     """One step on a batch B together with stored examples D, each through the head of its own task.
 
     loss = (sum over B and D of the cross-entropy) / (|B| + |D|).
@@ -31,9 +22,6 @@ class ER(Replay[ERSettings]):
     Then B is offered to the memory, which also holds examples of the current task.
     """
 
-    name = "er"
-    description = "experience replay: every step learns some kept examples of old tasks again"
-    Settings = ERSettings
     buffer: Reservoir
 
     def __init__(self, network: nn.Module, settings: ERSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -49,5 +37,5 @@ class ER(Replay[ERSettings]):
         return [(inputs, heads)]
 
     def finish_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> None:
-        if self.settings.is_filled(moment):
+        if self.settings.is_filled(moment.epoch):
             self.buffer.add(make_rows(batch, head))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,53 +13,14 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.fisher import compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
-from sgp.methods.method import Batch, check_choices, sum_bytes
-from sgp.methods.quadratic import PenaltySettings, Quadratic
+from sgp.methods.method import Batch, sum_bytes
+from sgp.methods.quadratic import Quadratic
+from sgp.methods.settings.ewc import EWCFacts, EWCSettings
 
 
-@dataclass(frozen=True)
-class EWCSettings(PenaltySettings):
-    """Penalty of EWC, and how its Fisher information is computed."""
-
-    strength: float = 5000.0
-    """lambda of the penalty lambda / 2 sum F (theta - theta*)^2, at least 0."""
-    fisher: Literal["sample", "batch"] = "sample"
-    """Square the gradient of each example, or of each batch as in the published code. The batch form is smaller, by up
-    to fisher_batch times."""
-    fisher_labels: Literal["true", "drawn"] = "true"
-    """true: labels of the data. drawn: labels drawn from the network's own output."""
-    fisher_batch: int = 64
-    """Number of examples that run through the network at once for the Fisher information, at least 1."""
-    fisher_mode: Literal["eval", "train"] = "eval"
-    """Mode of the network for the Fisher information; train has dropout on, as in the published code."""
-    merge: Literal["separate", "online", "mean"] = "separate"
-    """separate: each task has its own Fisher information and anchor. online: sum the Fisher information of all tasks,
-    and use the last task's anchor. mean: like online, with the mean over tasks, as in the published code."""
-    decay: float = 1.0
-    """Factor of the sum of earlier tasks when a new one is added, for merge=online, in [0, 1]."""
-    clip_norm: float = math.inf
-    """Largest norm of the gradient of all parameters, penalty included, above 0; inf does not clip. The published code
-    uses 100, which keeps explicit steps finite."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
-        if self.fisher_batch < 1:
-            raise ValueError(f"fisher_batch must be at least 1, got {self.fisher_batch}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {self.decay}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-
-
-class EWC(Quadratic[EWCSettings]):
+class EWC(EWCFacts, Quadratic[EWCSettings]):
     """Quadratic penalty whose importances are the Fisher information of earlier tasks."""
 
-    name = "ewc"
-    description = "elastic weight consolidation: a penalty on change, weighted by Fisher information"
-    Settings: ClassVar[type[EWCSettings]] = EWCSettings
     state_names = ("tasks",)
 
     def __init__(self, network: nn.Module, settings: EWCSettings, *, exclude: Sequence[str] = ()) -> None:

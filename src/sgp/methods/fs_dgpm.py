@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,10 @@ from torch.optim import SGD, Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.calls import compute_gradients, record_calls
-from sgp.methods.gpm import GPM, GPMSettings, check_no_embeddings, embed_matrices, get_matrices
+from sgp.methods.gpm import GPM, check_no_embeddings, embed_matrices, get_matrices
 from sgp.methods.method import Batch, Moment, sum_bytes
-from sgp.methods.replay import ReplaySettings, append_drawn, make_rows
+from sgp.methods.replay import append_drawn, make_rows
+from sgp.methods.settings.fs_dgpm import FSDGPMFacts, FSDGPMSettings
 from sgp.methods.state import Stateful
 from sgp.projection import GradientMemory
 from sgp.projection.gram import InputGram
@@ -26,47 +26,6 @@ from sgp.projection.subspace import Bases, Choice, Subspace
 
 # Steepness of the sigmoid that keeps soft weights between 0 and 1.
 STEEPNESS = 10.0
-
-
-@dataclass(frozen=True)
-class FSDGPMSettings(GPMSettings, ReplaySettings):
-    """Settings of FS-DGPM."""
-
-    memory_size: int = 1000
-    """Largest number of stored examples of all tasks together, at least 2."""
-    sharpness_lr: float = 0.001
-    """Learning rate eta_1 of the steps uphill that look for sharpness, at least 0; it falls as the learning rate
-    does."""
-    soft_lr: float = 0.01
-    """Learning rate eta_2 of the bases' soft weights, at least 0; it falls as the learning rate does."""
-    inner_steps: int = 2
-    """Number of steps uphill, each on its part of the batch, at least 1."""
-    second_order: bool = False
-    """Differentiate through the gradients of the steps uphill too."""
-    soft_weights: Literal["repeated", "once", "orphaned"] = "repeated"
-    """How soft weights are learned. repeated: lambda := sigmoid(10 (lambda - eta_2 g)) in each step. once: lambda =
-    sigmoid(10 u), u := u - eta_2 g, so that steps add up. orphaned: lambda := sigmoid(10 lambda), which no gradient
-    reaches, as in the published code."""
-    momentum: float = 0.0
-    """Momentum of weights and soft weights, in [0, 1); the published code uses 0.9."""
-    clip: float = math.inf
-    """Largest entry of a step uphill, and largest norm of the gradient, above 0; the published code uses 2."""
-    norms: Literal["freeze", "free"] = "freeze"
-    """Treatment of norm layers after the first task; the published code for Split CIFAR-100 keeps training them."""
-
-    def __post_init__(self) -> None:
-        GPMSettings.__post_init__(self)
-        ReplaySettings.__post_init__(self)
-        # Written so that NaN fails too.
-        for name in ("sharpness_lr", "soft_lr"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not self.clip > 0:
-            raise ValueError(f"clip must be above 0, got {self.clip}")
 
 
 class FreshMemory(GradientMemory):
@@ -89,7 +48,7 @@ def _sum_parts(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return total
 
 
-class FSDGPM(GPM):
+class FSDGPM(FSDGPMFacts, GPM):
     """Steps that flatten the loss along old directions, on new and old examples, and move little along them.
 
     Let M be a layer's bases and lambda their soft weights, 1 when a task begins. A training step cuts its batch into
@@ -100,13 +59,8 @@ class FSDGPM(GPM):
     without bases always step by g_i. After each task the bases are computed anew, from stored examples of all tasks.
     """
 
-    name = "fs-dgpm"
-    description = "flattened sharpness and dynamic gradient projection: replay, and bases with learned weights"
-    Settings: ClassVar[type[GPMSettings]] = FSDGPMSettings
     Memory = FreshMemory
-    keeps_data = True
     settings: FSDGPMSettings
-    supervised_only = True
     state_names = ("_soft", "_soft_momentum")
 
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
@@ -149,7 +103,7 @@ class FSDGPM(GPM):
             nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
         self._update_soft({name: value.grad for name, value in soft.items()}, self.settings.soft_lr * share)
         optimizer.step()
-        if self.settings.is_filled(moment):
+        if self.settings.is_filled(moment.epoch):
             self.buffer.add(make_rows(batch, head))
         return loss
 
@@ -223,7 +177,7 @@ class FSDGPM(GPM):
 
     def _append_replay(self, batch: Batch, head: int) -> tuple[Tensor, Tensor, int | Tensor]:
         """Return inputs, labels and heads of a batch and of stored examples drawn beside it."""
-        return append_drawn(batch, head, self.buffer.draw(self.settings.count_draws(batch)))
+        return append_drawn(batch, head, self.buffer.draw(self.settings.count_draws(len(batch[1]))))
 
     def _compute_uphill(
         self, batch: Batch, head: int, weights: dict[str, Tensor], spaces: Mapping[str, Subspace]

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sgp.methods.layer_settings import get_value, list_values, map_values
-from sgp.methods.method import Batch, Method, NormStatistics, check_choices
+from sgp.methods.method import Batch, Method, NormStatistics
+from sgp.methods.settings.gpm import GPMFacts, GPMSettings
 from sgp.patterns import check_patterns
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.gram import InputGram
@@ -30,42 +31,6 @@ POINTS = 17
 TEXTS_PER_BATCH = 64
 # Singular values below this share of the largest are rounding.
 NOISE = 1e-6
-
-
-@dataclass(frozen=True)
-class GPMSettings:
-    """Settings of GPM."""
-
-    threshold: float | dict[str, float] = 0.97
-    """Share of each layer's input energy that the bases must capture, in (0, 1]; or by pattern on layer names."""
-    threshold_step: float = 0.0
-    """Increase of the threshold for every later task; it stops at 1."""
-    memory_samples: int | dict[str, int] = 125
-    """Number of training inputs that the bases are computed from; or by pattern on layer names."""
-    first_rank: Literal["minimal", "one-less"] = "minimal"
-    """Rank of the first task's bases: as Eq. 1 requires, or one less as in the published code."""
-    truncation: Literal["before", "after"] = "before"
-    """When bases beyond a layer's dimension are dropped: before importances are scaled, or after as in the published
-    code."""
-    orthogonalise: bool = True
-    """Make new bases orthogonal to the old ones again; the published code does not."""
-    bias: Literal["protect", "freeze"] = "protect"
-    """Protect biases like weights, or freeze them after the first task as in the published code."""
-    project_every: int = 1
-    """Number of steps whose change is projected at once, at least 1; 1 is the paper's algorithm, more is cheaper."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        for threshold in list_values(self.threshold):
-            if not 0 < threshold <= 1:
-                raise ValueError(f"threshold must be in (0, 1], got {threshold}")
-        if not 0 <= self.threshold_step < 1:
-            raise ValueError(f"threshold_step must be in [0, 1), got {self.threshold_step}")
-        for count in list_values(self.memory_samples):
-            if count < 1:
-                raise ValueError(f"memory_samples must be at least 1, got {count}")
-        if self.project_every < 1:
-            raise ValueError(f"project_every must be at least 1, got {self.project_every}")
 
 
 class AnnotatedMemory(GradientMemory):
@@ -139,13 +104,9 @@ class _TextBatches:
                 return
 
 
-class GPM(Method[GPMSettings]):
+class GPM(GPMFacts, Method[GPMSettings]):
     """Gradient memory whose bases are blocked entirely."""
 
-    name = "gpm"
-    description = "gradient projection memory: no step along directions of earlier tasks"
-    Settings: ClassVar[type[GPMSettings]] = GPMSettings
-    projects_steps = True
     Memory: ClassVar[type[GradientMemory]] = SpectrumMemory
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:

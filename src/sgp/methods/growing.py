@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.layer_settings import list_values
 from sgp.methods.method import Batch, Moment, S, clone_tensors, concatenate_batches, sum_bytes, use_mode
 from sgp.methods.wired import Tensors, WiredMethod, wire_network
 from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
@@ -194,10 +193,3 @@ def gather_examples(batches: Iterable[Batch]) -> tuple[Batch, int]:
 def split_rows(order: Tensor, size: int) -> tuple[Tensor, ...]:
     """Split rows into equal batches of at least `size`: BatchNorm cannot normalize a last batch of one."""
     return torch.tensor_split(order, max(1, len(order) // size))
-
-
-def check_units(name: str, setting: int | dict[str, int], least: int = 0) -> None:
-    """Raise if a number of units, of all layers or of one, is too small."""
-    for count in list_values(setting):
-        if count < least:
-            raise ValueError(f"{name} must be at least {least}, got {count}")

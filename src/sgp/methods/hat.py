@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,42 +12,14 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, Moment, check_choices, count_parameters, sum_bytes
+from sgp.methods.method import Batch, Moment, count_parameters, sum_bytes
+from sgp.methods.settings.hat import HATFacts, HATSettings
 from sgp.methods.wired import WiredMethod, pair_masks, wire_network
 from sgp.networks.wiring import Wiring, as_gate, fed, units
 from sgp.patterns import find_pattern
 
 
-@dataclass(frozen=True)
-class HATSettings:
-    """Settings of HAT."""
-
-    smax: float = 400.0
-    """Slope of the masks at test time and at the end of each epoch, at least 1; each epoch begins at 1/smax."""
-    sparsity: float = 0.75
-    """Weight c of the loss for units that no earlier task uses, at least 0: larger leaves more for later tasks."""
-    test_masks: Literal["soft", "hard"] = "soft"
-    """Masks of tests and gates: sigmoid(smax e) as published, or that rounded to 0 and 1, which forgets nothing."""
-    embedding_limit: float = 6.0
-    """Largest absolute value of embeddings, above 0."""
-    cosh_limit: float = 50.0
-    """Largest absolute value of s e in the compensation of the embeddings' gradient, above 0."""
-    clip_norm: float = 10000.0
-    """Largest norm of the gradient of all parameters, above 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 1 <= self.smax < float("inf"):
-            raise ValueError(f"smax must be at least 1 and finite, got {self.smax}")
-        if not 0 <= self.sparsity < float("inf"):
-            raise ValueError(f"sparsity must be at least 0 and finite, got {self.sparsity}")
-        for name in ("embedding_limit", "cosh_limit", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-
-
-class HAT(WiredMethod[HATSettings]):
+class HAT(HATFacts, WiredMethod[HATSettings]):
     """Hard attention to the task.
 
     With s the slope, e_l an embedding of the task for hidden layer l, and a_l^past the largest mask of earlier tasks:
@@ -71,9 +42,6 @@ class HAT(WiredMethod[HATSettings]):
         past: Largest mask of all learned tasks by layer; empty before the first.
     """
 
-    name = "hat"
-    description = "hard attention: each task learns which units it uses, and these are closed to later tasks"
-    Settings: ClassVar[type[HATSettings]] = HATSettings
     state_names = ("past", "own")
 
     def __init__(self, network: nn.Module, settings: HATSettings, *, exclude: Sequence[str] = ()) -> None:

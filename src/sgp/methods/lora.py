@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from sgp.methods.adapters import Adapters
+from sgp.methods.settings.lora import LoRAFacts, LoRASettings
 
 
-@dataclass(frozen=True)
-class LoRASettings:
-    """Settings of LoRA."""
-
-    lora_rank: int = 8
-    """Rank r of the change of each weight, at least 1."""
-    lora_scale: float = 16.0
-    """Scale s, above 0; the change is multiplied by s / r."""
-
-    def __post_init__(self) -> None:
-        if self.lora_rank < 1:
-            raise ValueError(f"lora_rank must be at least 1, got {self.lora_rank}")
-        if not 0 < self.lora_scale < float("inf"):
-            raise ValueError(f"lora_scale must be above 0 and finite, got {self.lora_scale}")
-
-
-class LoRA(Adapters[LoRASettings]):
+class LoRA(LoRAFacts, Adapters[LoRASettings]):
     """Trains a low-rank change of each weight."""
 
-    name = "lora"
-    description = "low-rank adapters of PEFT, trained on one task after another"
-    Settings = LoRASettings
     layer_types = (nn.Linear, nn.Conv2d)
 
     def _build_config(self) -> Any:

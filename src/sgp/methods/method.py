@@ -5,32 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from sgp.methods.facts import MethodFacts, NoSettings
 from sgp.methods.state import Stateful
+
+__all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]
 
 # Inputs and labels of the same length.
 Batch = tuple[Tensor, Tensor]
 NormStatistics = Literal["shared", "per-task", "own"]
 S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class NoSettings:
-    """Settings of a method that has none."""
-
-
-def check_choices(settings: object) -> None:
-    """Raise a ValueError if a field annotated as Literal has a value that is not among its choices."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value, choices = getattr(settings, name), get_args(hint)
-        if get_origin(hint) is Literal and value not in choices:
-            raise ValueError(f"{name} must be {' or '.join(map(str, choices))}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ class Moment:
     share_of_task: float
 
 
-class Method(Stateful, Generic[S]):
+class Method(MethodFacts, Stateful, Generic[S]):
     """Base class of all methods. By itself it does nothing about forgetting; a subclass overrides what it does.
 
     For each task the trainer calls `begin_task`, then `attach` with the optimizer that will train the task, and
@@ -62,16 +52,6 @@ class Method(Stateful, Generic[S]):
     are stored.
 
     Attributes:
-        name: Name in the registry and on the command line.
-        description: One line for `sgp list methods`.
-        Settings: Frozen dataclass of the method's settings; their values on each benchmark are in sgp.paper.
-        keeps_data: Whether the method stores examples of old tasks.
-        supervised_only: Whether the method changes the loss, the batch or the forward pass.
-        projects_steps: Whether a gradient memory projects the optimizer's steps.
-        trains_jointly: Whether all tasks are learned at once. An epoch then goes through all of them, and each batch
-            comes from one task.
-        rounds_weights: Whether `consolidate` changes the weights, so that nothing can be fitted to them before it.
-        packages: Packages beside torch that the method's numbers depend on; a run records their versions.
         parameter_state_names: Further attributes of the state, with tensors by parameter name, each shaped like its
             parameter.
 
@@ -81,15 +61,6 @@ class Method(Stateful, Generic[S]):
         exclude: Patterns on names of modules that belong to single tasks (heads) and need no protection.
     """
 
-    name: ClassVar[str]
-    description: ClassVar[str]
-    Settings: ClassVar[type[Any]] = NoSettings
-    keeps_data: ClassVar[bool] = False
-    supervised_only: ClassVar[bool] = False
-    projects_steps: ClassVar[bool] = False
-    trains_jointly: ClassVar[bool] = False
-    rounds_weights: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
     parameter_state_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:

@@ -7,7 +7,6 @@ values and their vectors are frozen, and the rest is trained orthogonally to the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,26 +14,12 @@ from torch import Tensor, nn
 
 from sgp.methods.adapters import Adapters
 from sgp.methods.method import Batch, sum_bytes
+from sgp.methods.settings.osf import OSFFacts, OSFSettings
 
 
-@dataclass(frozen=True)
-class OSFSettings:
-    """Settings of OSF."""
-
-    preserved: float = 0.5
-    """Share of each weight's singular directions that is kept as it is, in (0, 1)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.preserved < 1:
-            raise ValueError(f"preserved must be in (0, 1), got {self.preserved}")
-
-
-class OSF(Adapters[OSFSettings]):
+class OSF(OSFFacts, Adapters[OSFSettings]):
     """Trains each linear layer's weight orthogonally to its strongest singular directions."""
 
-    name = "osf"
-    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights stay"
-    Settings = OSFSettings
     layer_types = (nn.Linear,)
 
     def _can_adapt(self, layer: nn.Module) -> bool:

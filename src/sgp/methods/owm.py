@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,41 +11,16 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.calls import Call, compute_gradients, record_calls
-from sgp.methods.layer_settings import get_value, list_values
-from sgp.methods.method import Batch, Method, Moment, NormStatistics, check_choices, sum_bytes, use_mode
+from sgp.methods.layer_settings import get_value
+from sgp.methods.method import Batch, Method, Moment, NormStatistics, sum_bytes, use_mode
+from sgp.methods.settings.owm import OWMFacts, OWMSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.layer_types import get_layer_type
 
 Layer = nn.Linear | nn.Conv2d
 
 
-@dataclass(frozen=True)
-class OWMSettings:
-    """Settings of OWM."""
-
-    alpha_start: float = 1.0
-    """Regularizer alpha at the start of each task, above 0: smaller blocks mean inputs more."""
-    alpha_decay: float | dict[str, float] = 0.01
-    """Factor of alpha over a task, in (0, 1]; or by pattern on layer names."""
-    update: Literal["task", "step"] = "task"
-    """When projectors are updated: once a task is learned, as its authors write, or at each of its steps, as in the
-    published code."""
-    clip_norm: float = 10.0
-    """Largest norm of the gradient of all parameters, above 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 < self.alpha_start < float("inf"):
-            raise ValueError(f"alpha_start must be above 0 and finite, got {self.alpha_start}")
-        for decay in list_values(self.alpha_decay):
-            if not 0 < decay <= 1:
-                raise ValueError(f"alpha_decay must be in (0, 1], got {decay}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-
-
-class OWM(Method[OWMSettings]):
+class OWM(OWMFacts, Method[OWMSettings]):
     """Orthogonal weights modification.
 
     Each layer has a projector P [d, d], at first I. For each batch, with r the mean of the layer's inputs over it:
@@ -67,10 +41,6 @@ class OWM(Method[OWMSettings]):
         projectors: P of each layer, [groups, d, d].
     """
 
-    name = "owm"
-    description = "orthogonal weights modification: steps are orthogonal to mean inputs of earlier tasks"
-    Settings: ClassVar[type[OWMSettings]] = OWMSettings
-    supervised_only = True
     state_names = ("projectors", "tasks")
 
     def __init__(self, network: nn.Module, settings: OWMSettings, *, exclude: Sequence[str] = ()) -> None:

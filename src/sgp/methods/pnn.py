@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sgp.methods.calls import record_calls
 from sgp.methods.method import Batch, Method, NormStatistics, count_parameters, match_memory_format, sum_bytes, use_mode
+from sgp.methods.settings.pnn import PNNFacts, PNNSettings
 from sgp.methods.wired import count_groups, get_layer, take_two
 from sgp.networks.wiring import Layer, Wiring, find_wiring, units
-
-
-@dataclass(frozen=True)
-class PNNSettings:
-    """Settings of PNN."""
-
-    column_width: float = 1.0
-    """Units of a column's hidden layers as a share of the network's, in (0, 1]; each layer keeps at least one."""
-    scale_deviation: float = 0.1
-    """Standard deviation of the scales a_j of a new column, which are normal around 0; above 0."""
-
-    def __post_init__(self) -> None:
-        # Written so that NaN fails too.
-        if not 0 < self.column_width <= 1:
-            raise ValueError(f"column_width must be in (0, 1], got {self.column_width}")
-        if not 0 < self.scale_deviation < math.inf:
-            raise ValueError(f"scale_deviation must be above 0 and finite, got {self.scale_deviation}")
 
 
 @dataclass(frozen=True)
@@ -79,14 +63,7 @@ class LateralLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        place: int,
-        layer: Layer,
-        lateral: Layer | None,
-        channels: int,
-        scales: Tensor,
-        step: int,
-        seen: Seen,
+        self, place: int, layer: Layer, lateral: Layer | None, channels: int, scales: Tensor, step: int, seen: Seen
     ) -> None:
         super().__init__()
         self.place, self.channels, self.step, self.seen = place, channels, step, seen
@@ -117,7 +94,7 @@ class LateralLayer(nn.Module):
         return reduced.view(len(channels), -1, self.channels).mT.flatten(start_dim=1)
 
 
-class PNN(Method[PNNSettings]):
+class PNN(PNNFacts, Method[PNNSettings]):
     """Progressive neural network.
 
     Layer i of column k, which learns task k, also reads the columns before it:
@@ -133,10 +110,6 @@ class PNN(Method[PNNSettings]):
     initialization. Earlier columns are in eval mode also while a later one is trained.
     """
 
-    name = "pnn"
-    description = "progressive networks: a column for each task, frozen afterwards, that later columns draw on"
-    Settings: ClassVar[type[PNNSettings]] = PNNSettings
-    supervised_only = True
     # The network itself is not evaluated; columns have statistics of their own.
     norm_statistics: NormStatistics = "own"
 

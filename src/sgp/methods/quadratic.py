@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.hooks import make_weak
 from sgp.methods.method import Method
+from sgp.methods.settings.penalty import PenaltySettings
 from sgp.patterns import find_pattern
-
-
-@dataclass(frozen=True)
-class PenaltySettings:
-    """Settings of a quadratic penalty."""
-
-    strength: float
-    """Weight of the penalty, at least 0."""
-    penalty_step: Literal["implicit", "explicit"] = "implicit"
-    """implicit: take the penalty's gradient at the end of a step, which is stable at any strength. explicit: take it at
-    the start, as usual."""
-
 
 P = TypeVar("P", bound=PenaltySettings)
 

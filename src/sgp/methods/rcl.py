@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.optim import Adam
 
-from sgp.methods.growing import Growing, check_units, gather_examples, split_rows
+from sgp.methods.growing import Growing, gather_examples, split_rows
 from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, clone_tensors, use_mode
+from sgp.methods.settings.rcl import RCLFacts, RCLSettings
 from sgp.methods.wired import Tensors
 from sgp.networks.widen import resize, widen
 from sgp.patterns import check_patterns
 
 # The controller's first weights are uniform within plus and minus this, as published.
 CONTROLLER_BOUND = 0.08
-
-
-@dataclass(frozen=True)
-class RCLSettings:
-    """Settings of RCL: how a task searches for its number of units."""
-
-    trials: int = 10
-    """Number of choices of units that each task tries, at least 1."""
-    trial_epochs: int = 2
-    """Number of epochs that a trial is trained before it is evaluated, at least 1."""
-    most_units: int | dict[str, int] = 29
-    """Largest number of units that a task may add to each layer, at least 0; or by pattern on layer names."""
-    size_penalty: float = 1e-4
-    """xi of the reward, accuracy - xi units added; at least 0."""
-    judged: float = 0.1
-    """Share of the task's training examples that trials are evaluated on and not trained on, in (0, 1)."""
-    l2: float = 1e-4
-    """Weight decay of everything that is trained, at least 0."""
-    controller_units: int = 100
-    """Number of units of each of the controller's two layers, at least 1."""
-    controller_lr: float = 0.001
-    """Learning rate of Adam for the controller, above 0."""
-    value_lr: float = 0.005
-    """Learning rate of Adam for the value that rewards are compared with, above 0."""
-    deep_units: Literal["learned", "as-drawn"] = "learned"
-    """Weights into new units of all layers but the first: learned, or left as they were drawn as in the published
-    code."""
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "trial_epochs", "controller_units"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        check_units("most_units", self.most_units)
-        # Written so that NaN fails too.
-        for name in ("size_penalty", "l2"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ("controller_lr", "value_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not 0 < self.judged < 1:
-            raise ValueError(f"judged must be in (0, 1), got {self.judged}")
 
 
 class Controller(nn.Module):
@@ -115,7 +72,7 @@ class Controller(nn.Module):
         self._policy_optimizer.step()
 
 
-class RCL(Growing[RCLSettings]):
+class RCL(RCLFacts, Growing[RCLSettings]):
     """Reinforced continual learning.
 
     The first task trains the whole network. Before each later one a new controller chooses, `trials` times, how many
@@ -127,10 +84,6 @@ class RCL(Growing[RCLSettings]):
     units, those from its new units into old ones, and its head; it uses the units of its time. So the outputs of old
     tasks do not change by one bit.
     """
-
-    name = "rcl"
-    description = "a controller learns by reinforcement how many units each task adds; old weights never move"
-    Settings: ClassVar[type[RCLSettings]] = RCLSettings
 
     def __init__(self, network: nn.Module, settings: RCLSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

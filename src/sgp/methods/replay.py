@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sgp.methods.buffer import Buffer
-from sgp.methods.method import Batch, Method, Moment, check_choices, match_memory_format
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """Settings of a memory of examples."""
-
-    memory_size: int = 2000
-    """Largest number of stored examples of all tasks together, at least 2."""
-    memory_batch: int | None = None
-    """Number of stored examples that each training step draws, at least 2; none: as many as the batch has."""
-    fill: Literal["first-epoch", "every-epoch"] = "first-epoch"
-    """When a task's examples are offered to the memory: in its first epoch, so each once, or in every epoch again."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # BatchNorm cannot normalize a single example.
-        if self.memory_size < 2:
-            raise ValueError(f"memory_size must be at least 2, got {self.memory_size}")
-        if self.memory_batch is not None and self.memory_batch < 2:
-            raise ValueError(f"memory_batch must be at least 2 or none, got {self.memory_batch}")
-
-    def is_filled(self, moment: Moment) -> bool:
-        """Return whether the examples of a step are offered to the memory."""
-        return self.fill == "every-epoch" or moment.epoch == 0
-
-    def count_draws(self, batch: Batch) -> int:
-        """Return the number of stored examples to draw for a step on a batch."""
-        return self.memory_batch or len(batch[1])
-
+from sgp.methods.method import Batch, Method, match_memory_format
+from sgp.methods.settings.replay import ReplaySettings
 
 R = TypeVar("R", bound=ReplaySettings)
 
@@ -53,8 +24,6 @@ class Replay(Method[R]):
     """
 
     buffer: Buffer
-    keeps_data = True
-    supervised_only = True
 
     def state_dict(self) -> dict[str, Any]:
         return self.buffer.state_dict()
@@ -72,7 +41,7 @@ class Replay(Method[R]):
 
     def _draw(self, batch: Batch, head: int) -> dict[str, Tensor]:
         """Draw stored examples for a step on a batch; empty if there are none."""
-        return self.buffer.draw(self.settings.count_draws(batch))
+        return self.buffer.draw(self.settings.count_draws(len(batch[1])))
 
     def _compute_replay_loss(self, drawn: Mapping[str, Tensor], like: Tensor) -> Tensor:
         """Compute the mean cross-entropy of stored examples, each through its own head. like: inputs of the step."""

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sgp.methods.hooks import make_weak
-from sgp.methods.method import Batch, check_choices, clone_tensors, sum_bytes
-from sgp.methods.quadratic import PenaltySettings, Quadratic
+from sgp.methods.method import Batch, clone_tensors, sum_bytes
+from sgp.methods.quadratic import Quadratic
+from sgp.methods.settings.si import SIFacts, SISettings
 
 
-@dataclass(frozen=True)
-class SISettings(PenaltySettings):
-    """Penalty of synaptic intelligence."""
-
-    strength: float = 0.1
-    """c of the penalty c sum Omega (theta - theta*)^2, at least 0."""
-    damping: float = 0.001
-    """xi, which keeps importances finite where a parameter hardly moved; above 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
-        if not 0 < self.damping < float("inf"):
-            raise ValueError(f"damping must be above 0 and finite, got {self.damping}")
-
-
-class SI(Quadratic[SISettings]):
+class SI(SIFacts, Quadratic[SISettings]):
     """Quadratic penalty whose importances are path integrals of the loss.
 
     While a task is trained, each step adds -g * (change of theta) to a parameter's omega, with g the gradient of the
@@ -42,9 +24,6 @@ class SI(Quadratic[SISettings]):
     anchors are the weights at the end of the task.
     """
 
-    name = "si"
-    description = "synaptic intelligence: a penalty on change, weighted by what each parameter gave to the loss"
-    Settings: ClassVar[type[SISettings]] = SISettings
     parameter_state_names = (*Quadratic.parameter_state_names, "path")
 
     def __init__(self, network: nn.Module, settings: SISettings, *, exclude: Sequence[str] = ()) -> None:

@@ -10,20 +10,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sgp.methods.method import Batch, Method, NoSettings, clone_tensors, sum_bytes
+from sgp.methods.settings.stl import STLFacts
 
 Weights = dict[str, Tensor]
 
 
-class STL(Method[NoSettings]):
+class STL(STLFacts, Method[NoSettings]):
     """Trains the one network anew for each task, and stores the weights of earlier tasks.
 
     Every task starts from the network's first weights, because a method does not know how a network initializes its
     weights. So each task is learned as if it were the only one.
     """
 
-    name = "stl"
-    description = "single-task learning: a network of its own for each task"
-    supervised_only = True
     state_names = ("_head", "_first", "_earlier")
 
     def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:

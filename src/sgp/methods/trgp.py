@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods.calls import compute_gradients
-from sgp.methods.gpm import GPM, AnnotatedMemory, GPMSettings, check_no_embeddings, embed_matrices, get_matrices
+from sgp.methods.gpm import GPM, AnnotatedMemory, check_no_embeddings, embed_matrices, get_matrices
 from sgp.methods.method import Batch, concatenate_batches, sum_bytes, use_mode
+from sgp.methods.settings.trgp import TRGPFacts, TRGPSettings
+from sgp.methods.state import Stateful
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
@@ -23,41 +25,7 @@ from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Bases, Choice, compute_coefficients, find_minimal_rank
 
 
-@dataclass(frozen=True)
-class TRGPSettings(GPMSettings):
-    """Settings of TRGP."""
-
-    trust_threshold: float = 0.5
-    """Share of a layer's gradient norm that must lie in an old task's space for the task to be trusted, in [0, 1]."""
-    trust_tasks: int = 2
-    """Largest number of tasks that a layer trusts, at least 0; 0 is GPM with another choice of bases."""
-    trust_samples: int = 125
-    """Number of training inputs that the gradient for trust is computed from, at least 1."""
-    appended: Literal["all", "all-but-strongest"] = "all"
-    """New directions of a task that are protected: all, or all but the strongest as in the published code."""
-    scaling: Literal["by-layer", "by-first-layer"] = "by-layer"
-    """Scale each layer that trusts a task; or all of them only if the first layer does, as in the published code."""
-    representation: Literal["scaled", "plain"] = "scaled"
-    """Network whose inputs a task's bases are computed from: the task's own, with scaled weights; or the plain one,
-    without scales, as in the published code."""
-    unscaled: str = ""
-    """Pattern on names of layers that are never scaled; empty for none."""
-    norms: Literal["freeze", "free"] = "freeze"
-    """Treatment of norm layers after the first task; the published code for Split CIFAR-100 keeps training them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Written so that NaN fails too.
-        if not 0 <= self.trust_threshold <= 1:
-            raise ValueError(f"trust_threshold must be in [0, 1], got {self.trust_threshold}")
-        if self.trust_tasks < 0:
-            raise ValueError(f"trust_tasks must be at least 0, got {self.trust_tasks}")
-        if self.trust_samples < 1:
-            raise ValueError(f"trust_samples must be at least 1, got {self.trust_samples}")
-
-
-@dataclass(frozen=True)
-class Space:
+class Space(TypedDict):
     """The space of one task in one layer: some of the layer's bases, to which later tasks only add.
 
     Attributes:
@@ -68,11 +36,12 @@ class Space:
     chosen: Tensor
     outside: Tensor
 
-    def compute_basis(self, memory: Subspace) -> Tensor:
-        """Return S, [groups, d, k]; where groups differ in rank, the rest is zero columns."""
-        counts = self.chosen.sum(-1)
-        order = self.chosen.int().argsort(dim=-1, descending=True, stable=True)[:, : int(counts.max())]
-        return torch.cat([_take_columns(memory.basis, order, counts), self.outside], dim=-1)
+
+def compute_basis(space: Space, memory: Subspace) -> Tensor:
+    """Return S of a space, [groups, d, k]; where groups differ in rank, the rest is zero columns."""
+    counts = space["chosen"].sum(-1)
+    order = space["chosen"].int().argsort(dim=-1, descending=True, stable=True)[:, : int(counts.max())]
+    return torch.cat([_take_columns(memory.basis, order, counts), space["outside"]], dim=-1)
 
 
 def _take_columns(basis: Tensor, order: Tensor, counts: Tensor) -> Tensor:
@@ -119,7 +88,7 @@ class UnionMemory(AnnotatedMemory):
         is_old = column < bases.rank.unsqueeze(-1)
         new = ~is_old & (column < grown.rank.unsqueeze(-1))
         old = F.pad(taken, (0, len(column) - taken.shape[1])) & is_old
-        self._add_note(grown, Space(old | new, outside))
+        self._add_note(grown, Space(chosen=old | new, outside=outside))
         return grown
 
 
@@ -157,8 +126,7 @@ class Region:
     inside: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Learned:
+class Learned(TypedDict):
     """What is stored of a learned task.
 
     Attributes:
@@ -166,11 +134,11 @@ class Learned:
         scales: Q - I by layer and head of the trusted task.
     """
 
-    spaces: dict[str, Space] = field(default_factory=dict)
-    scales: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    spaces: dict[str, Space]
+    scales: dict[str, dict[str, Tensor]]
 
 
-class TRGP(GPM):
+class TRGP(TRGPFacts, GPM):
     """Gradient memory, and weights that each task scales inside the spaces of old tasks that it trusts.
 
     Before a task, let G be the gradient of its loss with respect to a layer's weight. The layer trusts the old tasks s
@@ -187,13 +155,10 @@ class TRGP(GPM):
     `appended="all-but-strongest"`, W S is computed anew in each step and takes part in the gradient.
     """
 
-    name = "trgp"
-    description = "trust region gradient projection: GPM, with weights scaled in the spaces of trusted old tasks"
-    Settings: ClassVar[type[GPMSettings]] = TRGPSettings
     Memory = UnionMemory
     settings: TRGPSettings
     memory: UnionMemory
-    supervised_only = True
+    state_names = ("_head", "_learned")
 
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -261,7 +226,7 @@ class TRGP(GPM):
         scales = {
             layer: {region.head: region.scale.detach().clone() for region in own} for layer, own in regions.items()
         }
-        self._learned[self._head] = Learned(self.memory.spaces, scales)
+        self._learned[self._head] = Learned(spaces=self.memory.spaces, scales=scales)
         self.memory.clear_notes()
         self._head = None
         self._add_scales({})
@@ -269,30 +234,16 @@ class TRGP(GPM):
     def state_dict(self) -> dict[str, Any]:
         return {
             "memory": super().state_dict(),
-            "head": self._head,
             "regions": {
                 layer: {region.head: {} if region.inside is None else {"inside": region.inside} for region in regions}
                 for layer, regions in self._regions.items()
             },
-            "learned": {
-                head: {
-                    "spaces": {layer: dict(vars(space)) for layer, space in learned.spaces.items()},
-                    "scales": {layer: dict(scales) for layer, scales in learned.scales.items()},
-                }
-                for head, learned in self._learned.items()
-            },
+            **Stateful.state_dict(self),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state["memory"])
-        self._head = state["head"]
-        self._learned = {
-            head: Learned(
-                {layer: Space(**space) for layer, space in learned["spaces"].items()},
-                {layer: dict(scales) for layer, scales in learned["scales"].items()},
-            )
-            for head, learned in state["learned"].items()
-        }
+        Stateful.load_state_dict(self, state)
         self._add_scales({layer: list(regions) for layer, regions in state["regions"].items()}, state["regions"])
 
     def count_bytes(self) -> dict[str, int]:
@@ -301,8 +252,8 @@ class TRGP(GPM):
         # Of the current task: bases beside the memory's, and W S.
         regions = [part for region in current for part in (region.space, region.inside) if part is not None]
         return super().count_bytes() | {
-            "spaces": sum_bytes(vars(space) for task in learned for space in task.spaces.values()),
-            "scales": sum_bytes([*(task.scales for task in learned), [region.scale for region in current]]),
+            "spaces": sum_bytes(task["spaces"] for task in learned),
+            "scales": sum_bytes([*(task["scales"] for task in learned), [region.scale for region in current]]),
             "regions": sum_bytes(regions),
         }
 
@@ -322,7 +273,7 @@ class TRGP(GPM):
             norms = {
                 old: float(compute_coefficients(self._get_space(old, name), matrix, bias).norm())
                 for old, learned in self._learned.items()
-                if name in learned.spaces
+                if name in learned["spaces"]
             }
             best = sorted(norms, key=lambda old: -norms[old])[: self.settings.trust_tasks]
             chosen = [old for old in best if norms[old] > self.settings.trust_threshold * float(whole)]
@@ -335,7 +286,7 @@ class TRGP(GPM):
     def _get_space(self, head: str, layer: str) -> Tensor:
         bases = self.memory.subspaces[layer]
         assert isinstance(bases, Subspace)
-        return self._learned[head].spaces[layer].compute_basis(bases)
+        return compute_basis(self._learned[head]["spaces"][layer], bases)
 
     def _add_scales(self, trusted: Mapping[str, Sequence[str]], saved: Mapping[str, Any] | None = None) -> None:
         """Replace the scales that are trained.
@@ -365,9 +316,10 @@ class TRGP(GPM):
         """Return the old tasks that each layer trusts in a task."""
         if head == self._head:
             return self._regions
+        learned = self._learned[head]["scales"] if head in self._learned else {}
         return {
             layer: [Region(old, self._get_space(old, layer), scale) for old, scale in scales.items()]
-            for layer, scales in self._learned.get(head, Learned()).scales.items()
+            for layer, scales in learned.items()
         }
 
     def _compute_change(self, layer: ProtectedLayer, regions: Sequence[Region]) -> tuple[Tensor, Tensor | None]:

@@ -24,8 +24,6 @@ class WiredMethod(Method[S]):
         own: Tensors of each learned task, by its head.
     """
 
-    supervised_only = True
-
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.wiring = Wiring({})
