@@ -93,8 +93,8 @@ def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], 
     """Take some steps of a task, as the training loop does."""
     method, network, training = learner.method, learner.network, learner.config.trainer
     batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
-    method.begin(task.head, [(task.train.inputs, task.train.labels)])
-    optimizer = method.optimizer(OPTIMIZERS[training.optimizer], training.lr)
+    method.begin_task(task.head, [(task.train.inputs, task.train.labels)])
+    optimizer = method.build_optimizer(OPTIMIZERS[training.optimizer], training.lr)
     method.attach(optimizer)
     network.train()
 

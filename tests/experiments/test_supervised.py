@@ -574,8 +574,8 @@ def test_earlier_tasks_are_tested_without_their_training_inputs(tmp_path: Path) 
 def test_a_shared_head_is_protected_and_heads_of_single_tasks_are_not(tmp_path: Path) -> None:
     shared = run(tmp_path / "permuted", small("gpm", kind="permuted", tasks=2, epochs=1))
     own = run(tmp_path / "split", small("gpm", kind="split", tasks=2, epochs=1))
-    assert shared.method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
-    assert own.method.free().keys() == {"hidden.0", "hidden.1"}
+    assert shared.method.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert own.method.measure_free().keys() == {"hidden.0", "hidden.1"}
 
 
 def test_the_network_is_the_seeds() -> None:
