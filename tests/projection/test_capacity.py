@@ -146,7 +146,7 @@ def test_every_parameter_is_either_protected_or_listed_with_its_reason() -> None
         assert frozen == {
             "norm.weight": "norm",
             "norm.bias": "norm",
-            "odd.kernel": "unsupported layer type Odd",
+            "odd.kernel": "unknown layer type Odd",
             "norm.running_mean": "norm statistics",
             "norm.running_var": "norm statistics",
         }
@@ -191,7 +191,7 @@ def test_rest_free_lists_norm_layers_and_their_statistics_as_drifting() -> None:
     }
     assert free["norm.weight"] == "norm"
     assert free["norm.running_var"] == "norm statistics, norm"
-    assert free["odd.kernel"] == "unsupported layer type Odd"
+    assert free["odd.kernel"] == "unknown layer type Odd"
     assert memory.capacity().free == free
     assert not any("Frozen" in line for line in lines)
 
