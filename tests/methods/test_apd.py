@@ -205,7 +205,7 @@ def test_common_parts_of_a_group_are_stored_once() -> None:
     assert not weight.common[alone].any()
     expected = torch.tensor([[[0.0, 0.2, 0.0]], [[0.0, 0.1, 0.0]], [[-5.0, 5.0, 9.0]]])
     torch.testing.assert_close(weight.targets, expected)
-    # The next time groups are formed anew, of whole tau: the old part in common is no part of its own.
+    # The next time groups are formed again from whole tau, which includes the old common part.
     weight.add_task(torch.zeros(1), torch.tensor([[-5.0, 5.0, 9.0]]))
     weight.form_groups(2, gap=0.01, l1=1e-3)
     assert weight.groups[0] == weight.groups[1] != weight.groups[2] == weight.groups[3]

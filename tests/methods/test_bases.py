@@ -41,7 +41,7 @@ def test_singular_values_of_the_first_task_are_those_of_its_inputs(tmp_path: Pat
     (first,) = of_kind(events(tmp_path), "task")
     values = first["bases"]["hidden.0"]["singular values"]
     task = learner.load_task(0)
-    batch = next(iter(learner._random_batches(task, 40, "consolidate", 0)))[0]
+    batch = next(iter(learner._iterate_batches(task, 40, "consolidate", 0)))[0]
     rows = torch.cat([batch, torch.ones(len(batch), 1)], dim=1).double()
     sigma = torch.linalg.svdvals(rows)
     for position, value in values:

@@ -98,7 +98,7 @@ def test_a_reservoir_stores_all_until_it_is_full_and_then_distinct_ones(batch: i
 
 
 def test_a_later_example_of_a_batch_wins_the_place_of_an_earlier_one() -> None:
-    """As one after another would have it: what is kept depends on the draws alone, not on how they are bundled."""
+    """Stored examples depend on the draws only, not on how the offered ones are grouped."""
     for bundle in (1, 3, 12):
         torch.manual_seed(3)
         reservoir = Reservoir(2)

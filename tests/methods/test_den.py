@@ -325,7 +325,7 @@ def test_every_network_goes_through_all_phases(kind: str) -> None:
     assert second == method.count_units()
     assert method.compute_capacity() > 100
     assert get_logits(method, 1, shape).isfinite().all()
-    # The first task is answered with the units of its time alone.
+    # The first task uses only the units of its time.
     method._current = "2"
     before = [get_logits(method, task, shape) for task in (0, 1)]
     with torch.no_grad():

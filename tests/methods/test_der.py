@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from methods.replay import make_batch
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from sgp.methods import Batch, Moment
+from sgp.methods import Moment
 from sgp.methods.der import DER, DERSettings, compute_distance
 from sgp.networks import MLP
 
@@ -18,11 +19,6 @@ NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 def make_method(heads: tuple[int, ...] = (3, 3), **settings: Any) -> DER:
     torch.manual_seed(0)
     return DER(MLP((12, 16), heads), DERSettings(**settings), exclude=["heads.*"])
-
-
-def make_batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
 
 
 def test_stored_logits_are_those_of_the_moment_of_insertion() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from methods.replay import make_batch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
@@ -18,11 +19,6 @@ NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 def make_method(heads: tuple[int, ...] = (3, 3), **settings: Any) -> ER:
     torch.manual_seed(0)
     return ER(MLP((12, 16), heads), ERSettings(**settings), exclude=["heads.*"])
-
-
-def make_batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
 
 
 def fill_memory(method: ER, *tasks: tuple[Batch, int]) -> ER:

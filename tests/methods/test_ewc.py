@@ -457,7 +457,7 @@ def test_the_gradient_that_the_optimizer_uses_is_clipped_as_a_whole(step: str) -
         method = learn_one_task(strength=50.0, penalty_step=step, clip_norm=clip_norm)
         before = [weight.detach().clone() for weight in method.network.parameters()]
         optimizer = make_sgd(method, lr=0.2)
-        # Two passes of half the loss each: what is clipped is their sum.
+        # Two passes of half the loss each: their sum is clipped.
         for _ in range(2):
             (compute_loss(method, 1) / 2).backward()
         optimizer.step()

@@ -56,7 +56,7 @@ class Twice(nn.Module):
 
 
 class Attention(nn.Module):
-    """Sequences: linear layers and norms at several positions, and a layer whose weights no module shows."""
+    """Sequences: linear layers and norms at several positions, and a layer whose weights are not in a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Keys(nn.Module):
 
 
 class Texts(nn.Module):
-    """Embeddings: words of which some repeat in an example or are padding, and positions that are looked up once."""
+    """Embeddings: words, some repeated in an example or padding, and positions that are looked up once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def make_log_likelihood(network: nn.Module) -> Callable[[Batch], Tensor]:
 
 
 def compute_with_func(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """By torch.func: the gradient of each example alone, squared, in the mean.
+    """Compute the mean of the squared gradients of single examples by torch.func.
 
     LeNet's response norm has a backward pass of its own, which torch.func does not take; its examples run alone.
     """

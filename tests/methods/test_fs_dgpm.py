@@ -320,7 +320,7 @@ def test_bases_are_computed_anew_from_stored_examples_of_all_tasks() -> None:
     # Three directions and the constant of the bias.
     assert method.memory.subspaces["hidden.0"].rank.tolist() == [4]
     train(method, 1)
-    # Whatever the batches of the task: the buffer alone is looked at.
+    # The batches of the task do not matter: only the buffer is used.
     method.consolidate([], lambda batch: method.network(batch[0], 1)[:, 0])
     assert method.memory.subspaces["hidden.0"].rank.tolist() == [7]
     kept = method.buffer.contents["inputs"]
