@@ -320,7 +320,7 @@ class SupervisedTrainer(Experiment):
     # Data
 
     def load_task(self, position: int) -> Task:
-        """Load a task of the stream, with its examples cut and laid out in memory as the config says."""
+        """Load a task of the stream, with as many examples and in the memory format that the config asks for."""
         task = self._get_task(position)
         train, validation, test = map(self._prepare_examples, (task.train, task.validation, task.test))
         return replace(task, train=train, validation=validation, test=test)
