@@ -60,7 +60,7 @@ def test_an_unknown_name_is_a_value_error() -> None:
 
 
 def test_a_name_that_is_taken_is_refused(fruit: Registry[object]) -> None:
-    with pytest.raises(ValueError, match="the fruit 'apple' is there already"):
+    with pytest.raises(ValueError, match="the fruit 'apple' is already registered"):
         fruit.add("apple", "another")
     assert fruit["apple"] == "APPLE"
 

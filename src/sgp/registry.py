@@ -1,4 +1,4 @@
-"""Names for methods, networks and benchmarks: ours, and those that other packages bring."""
+"""Registries of methods, networks and benchmarks: ours, and those of other packages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it says what is wrong)
-    """A name that nothing is registered under; the message has the nearest ones."""
+class UnknownName(ValueError):  # noqa: N818 (users see this name, and it says what is wrong)
+    """Nothing is registered under a name; the message has the nearest names."""
 
 
 class Registry(Generic[T]):
@@ -74,10 +74,16 @@ class Registry(Generic[T]):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say about a name that is not there: the nearest ones, or all of them."""
-    names = sorted(known)
-    alike = {each.lower(): each for each in names}
-    near = [alike[each] for each in get_close_matches(str(name).lower(), alike, n=3, cutoff=0.5)]
+    """Return the error message for an unknown name: it suggests the nearest names, or lists all.
+
+    Args:
+        kind: Noun for what the name stands for.
+        name: Unknown name.
+        known: Names that there are.
+    """
+    names = {each.lower(): each for each in sorted(known)}
+    lower = str(name).lower()
+    near = get_close_matches(lower, names, n=2, cutoff=0.6) or [each for each in names if lower in each]
     if near:
-        return f"there is no {kind} {name!r}: did you mean {' or '.join(near)}?"
-    return f"there is no {kind} {name!r}; there are {', '.join(names)}"
+        return f"there is no {kind} {name!r}: did you mean {' or '.join(names[each] for each in near)}?"
+    return f"there is no {kind} {name!r}; there are {', '.join(names.values())}"

@@ -45,7 +45,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 RATE = "rate"
 # Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
 STATISTICS_EXAMPLES = 1024
-# What stored statistics stand for beside those of a test batch, with statistics=mixed.
+# What stored statistics stand for beside those of a test batch, with norm_statistics=mixed.
 STORED_EXAMPLES = 192
 
 
@@ -214,7 +214,7 @@ class SupervisedTrainer(Experiment):
     def _average(self, position: int) -> WeightAverage:
         """Of a task's weights. The first task has none before it to go back to."""
         training = self.config.trainer
-        share = training.old_share if position else 0.0
+        share = training.interpolation_weight if position else 0.0
         return WeightAverage(self.trained, training.average, old_share=share, new=self._of_single_tasks)
 
     def _epoch(
@@ -352,7 +352,7 @@ class SupervisedTrainer(Experiment):
         # Texts of like length together, so that little padding is computed.
         if token_mask is not None and len(examples) > 0:
             order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
-        mixed = MixedStatistics(STORED_EXAMPLES) if self.config.statistics == "mixed" else nullcontext()
+        mixed = MixedStatistics(STORED_EXAMPLES) if self.config.norm_statistics == "mixed" else nullcontext()
         with self.statistics.of(task.head, self.network), mixed:
             return evaluate(
                 self.network,
@@ -479,7 +479,7 @@ def refuse_single_rows(config: Config, network: nn.Module) -> None:
 def build_network(config: Config, stream: Stream) -> nn.Module:
     """The config's network for a stream, with the seed's weights."""
     kind = NETWORKS[config.network]
-    stored = "batch" if config.statistics == "batch" else "stored"
+    stored = "batch" if config.norm_statistics == "batch" else "stored"
     offered = {"statistics": stored, "bias": config.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
     with torch.random.fork_rng(devices=[]):
