@@ -22,7 +22,7 @@ from sgp.experiments.display import Display
 from sgp.experiments.experiment import Callback
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.experiments.tensorboard import tensorboard_watcher
+from sgp.experiments.tensorboard import make_tensorboard_callbacks
 from sgp.rl import load_games
 from sgp.rl.settings import GameError
 
@@ -45,7 +45,7 @@ def launch(config: AnyConfig, place: Place, scripts: Sequence[str] = ()) -> int:
     """
     raise_on_interrupt()
     try:
-        RunFolder.refuse_existing(place.find_folder(config), resume=place.resume)
+        RunFolder.check_unused(place.find_folder(config), resume=place.resume)
         stream = load_stream(config, place.data)
         return _run(config, stream, place, scripts)
     except ERRORS as error:
@@ -107,13 +107,15 @@ def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: 
     kept = f"the last checkpoint is kept, {resume}"
     try:
         with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
-            config = folder.config()
+            config = folder.read_config()
             torch.set_num_threads(config.threads)
             with _build_display(console, config, names) as display:
-                trainer = build_trainer(config, stream, folder, display, *tensorboard_watcher(path))
-                heading = f"{path}: {config.method} on {config.benchmark}, {len(names)} tasks{folder.standing()}"
+                trainer = build_trainer(config, stream, folder, display, *make_tensorboard_callbacks(path))
+                heading = (
+                    f"{path}: {config.method} on {config.benchmark}, {len(names)} tasks{folder.describe_progress()}"
+                )
                 console.print(heading, highlight=False, markup=False, soft_wrap=True)
-                for note in folder.notes:
+                for note in folder.warnings:
                     console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
                 trainer.run()
             print_run(console, str(path), folder)

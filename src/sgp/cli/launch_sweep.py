@@ -90,7 +90,7 @@ def _match_folder(path: Path, config: AnyConfig) -> AnyConfig:
     """
     if not (path / CONFIG).exists():
         return config
-    known = RunFolder(path).config()
+    known = RunFolder(path).read_config()
     config = replace(config, threads=config.threads or known.threads)
     other = list(find_differences(config, known))
     if other:
@@ -112,7 +112,7 @@ def _wait_for_folders(folders: list[Path]) -> None:
         RunError: Another process still runs, perhaps of the same sweep.
     """
     last = time.monotonic() + PATIENCE
-    while busy := [path for path in folders if RunFolder(path).busy()]:
+    while busy := [path for path in folders if RunFolder(path).is_running()]:
         if time.monotonic() > last:
             raise RunError(
                 f"another process is running {busy[0]}, perhaps this sweep: wait for it, or use another --out"

@@ -122,7 +122,7 @@ def _shorten(name: str, width: int) -> Text:
 
 def _read_progress(folder: Path, config: AnyConfig) -> _Progress:
     try:
-        events = RunFolder(folder).metrics()
+        events = RunFolder(folder).read_events()
     except RunError:  # the run itself reports it
         return _Progress()
     last = next((event for event in reversed(events) if "task" in event), None)

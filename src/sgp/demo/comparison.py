@@ -18,7 +18,7 @@ from sgp.benchmarks.settings.digits import BENCHMARK
 from sgp.demo.settings import DemoSettings
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
+from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.report import missing
 
@@ -104,10 +104,10 @@ def _build_config(label: str, seed: int, demo: DemoSettings) -> Config:
 
 
 def _read_outcome(folder: RunFolder) -> Outcome:
-    events = folder.metrics()
+    events = folder.read_events()
     tasks = [event for event in events if event["event"] == "task"]
-    matrix = accuracy_matrix([task["accuracies"] for task in tasks])
-    seconds = seconds_by_phase(events)
+    matrix = build_accuracy_matrix([task["accuracies"] for task in tasks])
+    seconds = sum_seconds(events)
     layers = tasks[-1]["bases"]
     # Over the input dimensions of all layers together.
     free = sum(share * layers[layer]["of"] for layer, share in tasks[-1]["free"].items())

@@ -15,7 +15,7 @@ def read_outcome(path: Path) -> dict[str, Any] | None:
         Values of the event, or None if the run is not finished.
     """
     try:
-        events = RunFolder(path).metrics()
+        events = RunFolder(path).read_events()
     except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
         return None
     if not events or events[-1]["event"] != "end":
