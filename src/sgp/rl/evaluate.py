@@ -24,9 +24,10 @@ def play(network: ActorCritic, game: int, env: GameEnv, *, games: int, each: boo
     observations = env.reset()
     scores: list[float] = []
     finished: set[int] = set()
+    device = next(network.parameters()).device
     while len(scores) < games:
-        actions = network(torch.from_numpy(observations), game).argmax(dim=1)
-        observations, _, _, told = env.step(actions.numpy())
+        actions = network(torch.from_numpy(observations).to(device), game).argmax(dim=1)
+        observations, _, _, told = env.step(actions.cpu().numpy())
         for copy, words in enumerate(told):
             if "score" in words and not (each and copy in finished):
                 finished.add(copy)
