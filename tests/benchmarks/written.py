@@ -15,8 +15,12 @@ import torch
 from sgp.benchmarks.datasets import cifar, idx, miniimagenet
 from sgp.benchmarks.datasets.images import ImageSet
 
-SMALL_CIFAR = replace(cifar.CIFAR100, classes=3, train_each=4, test_each=2, digests=None)
-SMALL_CIFAR10 = replace(cifar.CIFAR10, classes=2, train_each=5, test_each=2)
+SMALL_CIFAR = replace(
+    cifar.CIFAR100, classes=3, train=cifar.Part(("train",), each=4), test=cifar.Part(("test",), each=2)
+)
+SMALL_CIFAR10 = replace(
+    cifar.CIFAR10, classes=2, train=replace(cifar.CIFAR10.train, each=5), test=replace(cifar.CIFAR10.test, each=2)
+)
 SMALL_MINI = miniimagenet.Format(classes=3, train_each=5, test_each=2, names=None)
 SMALL_MNIST = replace(idx.MNIST, train_each=tuple(range(3, 13)), test_each=(2,) * 10)
 WORDNET_IDS = ("n00000003", "n00000001", "n00000002")
@@ -45,11 +49,11 @@ def dump(path: Path, content: object, protocol: int = 2) -> None:
 def write_cifar(directory: Path, form: cifar.Format, protocol: int = 2) -> ImageSet:
     """A CIFAR in its own folder; what was written."""
     names = [f"class {label}" for label in range(form.classes)]
-    images = image_set(form.classes, form.train_each, form.test_each)
+    images = image_set(form.classes, form.train.each, form.test.each)
     dump(directory / form.folder / form.meta, {form.names: names}, protocol)
     for files, pixels, labels in (
-        (form.train, images.train, images.train_labels),
-        (form.test, images.test, images.test_labels),
+        (form.train.files, images.train, images.train_labels),
+        (form.test.files, images.test, images.test_labels),
     ):
         for file, some, their in zip(files, pixels.chunk(len(files)), labels.chunk(len(files)), strict=True):
             content = {"data": some.flatten(1).numpy(), form.labels: their.tolist(), "batch_label": "a part"}

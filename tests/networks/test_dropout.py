@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.networks.dropout import FastDropout, ReLUDropoutPool, keep_mask, random_words
+from sgp.networks.dropout import FastDropout, ReLUDropoutPool, draw_mask, draw_words
 
 MEMORY_FORMATS = [torch.contiguous_format, torch.channels_last]
 
@@ -31,14 +31,14 @@ def test_each_element_is_dropped_with_probability_p(p: float) -> None:
 def test_every_bit_of_every_word_is_fair() -> None:
     torch.manual_seed(0)
     # A column for each of the four words that come from one draw.
-    words = random_words(800_000).view(-1, 4).int()
+    words = draw_words(800_000).view(-1, 4).int()
     for bit in range(16):
         within_chance((words >> bit) & 1, 0.5)
 
 
 def test_neighbours_are_independent() -> None:
     torch.manual_seed(0)
-    centred = keep_mask(torch.ones(400_000), p=0.5) - 0.5
+    centred = draw_mask(torch.ones(400_000), p=0.5) - 0.5
     for lag in (1, 2, 3, 4, 8, 64):
         assert abs(float((centred[lag:] * centred[:-lag]).mean()) / 0.25) < 5 / math.sqrt(len(centred))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sgp.networks.heads import Heads
+from sgp.networks.heads import Heads, check_shape
 
 
 def test_only_the_head_of_the_task_answers() -> None:
@@ -103,3 +103,11 @@ def test_an_example_of_a_task_without_a_head_is_refused() -> None:
     heads, features, _ = mixed(3, 3)
     with pytest.raises(IndexError, match="2 heads, from 0; got task 2"):
         heads(features, torch.tensor([0, 1, 2] * 4))
+
+
+def test_an_unsupported_shape_raises_an_error_with_the_supported_ones() -> None:
+    check_shape("AlexNet", (3, 32, 32), [(3, 32, 32)])
+    with pytest.raises(
+        ValueError, match=r"AlexNet takes inputs of shape \(3, 32, 32\) or \(3, 84, 84\), got \(1, 8, 8\)"
+    ):
+        check_shape("AlexNet", (1, 8, 8), [(3, 32, 32), (3, 84, 84)])

@@ -12,14 +12,14 @@ from sgp.networks import MLP, AlexNet, LeNet, ResNet18
 from sgp.networks.widen import (
     NEW,
     Axis,
-    axes_of,
-    cut,
-    outside,
+    connect_all_heads,
+    find_axes,
+    get_sizes,
+    mask_new_entries,
     rearrange,
     resize,
-    sizes_of,
+    slice_units,
     widen,
-    with_all_heads,
 )
 from sgp.networks.wiring import Wiring, find_wiring
 
@@ -52,7 +52,7 @@ def made(kind: str, *, last: bool = True) -> tuple[nn.Module, tuple[Axis, ...]]:
     if last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wiring = find_wiring(network, inputs_of(kind, 2), 0, exclude=["heads.*"])
-    return network, axes_of(network, with_all_heads(wiring, ["heads.*"]))
+    return network, find_axes(network, connect_all_heads(wiring, ["heads.*"]))
 
 
 def in_memory_as(kind: str, last: bool) -> Tensor:
@@ -69,33 +69,33 @@ def answers(network: nn.Module, inputs: Tensor, tensors: Mapping[str, Tensor] | 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_layers_whose_units_are_added_to_no_others_can_grow(kind: str) -> None:
     network, axes = made(kind)
-    assert list(sizes_of(network, axes)) == GROWABLE[kind]
+    assert list(get_sizes(network, axes)) == GROWABLE[kind]
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_the_first_units_of_a_grown_network_answer_as_it_did_to_the_bit(kind: str, last: bool) -> None:
     network, axes = made(kind, last=last)
-    inputs, sizes = in_memory_as(kind, last), sizes_of(network, axes)
+    inputs, sizes = in_memory_as(kind, last), get_sizes(network, axes)
     before = answers(network, inputs)
     for more in (3, 2):  # also if it grows twice
         for name in sizes:
             widen(network, axes, name, more)
-    assert sizes_of(network, axes) == {name: size + 5 for name, size in sizes.items()}
+    assert get_sizes(network, axes) == {name: size + 5 for name, size in sizes.items()}
     grown = answers(network, inputs)
     assert all(not torch.equal(now, then) for now, then in zip(grown, before, strict=True))
-    as_it_was = answers(network, inputs, cut(network, axes, sizes))
+    as_it_was = answers(network, inputs, slice_units(network, axes, sizes))
     assert all(torch.equal(now, then) for now, then in zip(as_it_was, before, strict=True))
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_grown_network_is_whole_and_can_be_trained(kind: str) -> None:
     network, axes = made(kind)
-    for name in sizes_of(network, axes):
+    for name in get_sizes(network, axes):
         widen(network, axes, name, 10)
     network.train()
     F.cross_entropy(network(inputs_of(kind), 1), torch.tensor([0, 1, 0, 1])).backward()
-    for name in sizes_of(network, axes):
+    for name in get_sizes(network, axes):
         layer = network.get_submodule(name)
         assert layer.weight.grad[-10:].any(), name
     # The modules say how large they are, so that their kind could be built anew.
@@ -111,10 +111,10 @@ def test_a_grown_network_is_whole_and_can_be_trained(kind: str) -> None:
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_network_of_other_sizes_takes_the_weights_of_a_grown_one(kind: str) -> None:
     network, axes = made(kind)
-    for number, name in enumerate(sizes_of(network, axes)):
+    for number, name in enumerate(get_sizes(network, axes)):
         widen(network, axes, name, number % 3)
     other, _ = made(kind)
-    resize(other, axes, sizes_of(network, axes))
+    resize(other, axes, get_sizes(network, axes))
     other.load_state_dict(network.state_dict())
     inputs = in_memory_as(kind, last=True)
     assert all(map(torch.equal, answers(other, inputs), answers(network, inputs)))
@@ -126,7 +126,7 @@ def test_a_network_of_other_sizes_takes_the_weights_of_a_grown_one(kind: str) ->
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_there_and_back_is_the_same_network(kind: str) -> None:
     network, axes = made(kind)
-    sizes, weights = sizes_of(network, axes), {k: v.clone() for k, v in network.state_dict().items()}
+    sizes, weights = get_sizes(network, axes), {k: v.clone() for k, v in network.state_dict().items()}
     for name in sizes:
         widen(network, axes, name, 4)
     resize(network, axes, sizes)
@@ -136,14 +136,14 @@ def test_there_and_back_is_the_same_network(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["mlp", "lenet"])
 def test_a_unit_that_nothing_reaches_is_removed_without_a_trace(kind: str) -> None:
     network, axes = made(kind)
-    name = list(sizes_of(network, axes))[1]  # LeNet's conv2, whose channels are 64 inputs each of fc1
+    name = list(get_sizes(network, axes))[1]  # LeNet's conv2, whose channels are 64 inputs each of fc1
     with torch.no_grad():
         layer = network.get_submodule(name)
         layer.weight[-1] = 0
         if layer.bias is not None:
             layer.bias[-1] = 0
     before = answers(network, inputs_of(kind))
-    rearrange(network, axes, name, torch.arange(sizes_of(network, axes)[name] - 1))
+    rearrange(network, axes, name, torch.arange(get_sizes(network, axes)[name] - 1))
     for now, then in zip(answers(network, inputs_of(kind)), before, strict=True):
         torch.testing.assert_close(now, then)
 
@@ -187,9 +187,9 @@ def test_new_weights_are_as_large_as_the_old_ones_and_a_norm_starts_anew() -> No
 
 def test_what_is_outside_the_old_sizes_is_what_was_added() -> None:
     network, axes = made("mlp")
-    sizes, old = sizes_of(network, axes), {k: v.clone() for k, v in network.named_parameters()}
+    sizes, old = get_sizes(network, axes), {k: v.clone() for k, v in network.named_parameters()}
     widen(network, axes, "hidden.0", 2)
-    masks = outside(network, axes, sizes)
+    masks = mask_new_entries(network, axes, sizes)
     for name, parameter in network.named_parameters():
         assert masks[name].shape == parameter.shape
         assert torch.equal(parameter[~masks[name]], old[name].flatten()), name
@@ -206,7 +206,7 @@ def test_a_grouped_convolution_is_left_as_it_is() -> None:
     places = find_wiring(_WithHead(network), torch.randn(2, 3, 12, 12), 0).places
     assert places["body.1"].sources == ("body.0",)
     whole = _WithHead(network)
-    assert list(sizes_of(whole, axes_of(whole, Wiring(places)))) == ["body.3"]
+    assert list(get_sizes(whole, find_axes(whole, Wiring(places)))) == ["body.3"]
 
 
 class _WithHead(nn.Module):
@@ -221,5 +221,5 @@ class _WithHead(nn.Module):
 
 def test_a_layer_does_not_grow_by_less_than_nothing() -> None:
     network, axes = made("mlp")
-    with pytest.raises(ValueError, match=r"grows by 0 units or more, 'hidden\.0' should by -1"):
+    with pytest.raises(ValueError, match=r"units to add to 'hidden\.0' must be at least 0, got -1"):
         widen(network, axes, "hidden.0", -1)

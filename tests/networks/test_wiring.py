@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sgp.networks import MLP, AlexNet, LeNet, ResNet18
-from sgp.networks.wiring import Place, Wiring, fed, find_wiring
+from sgp.networks.wiring import Place, Wiring, find_wiring, mask_inputs
 
 
 def wiring_of(network: nn.Module, *shape: int) -> Wiring:
@@ -44,7 +44,7 @@ def test_lenet_is_gated_right_behind_its_layers_and_alexnet_behind_its_norms() -
         "fc2": Place("norm5", ("fc1",)),
         "heads.0": Place(None, ("fc2",)),
     }
-    assert (alexnet.gate_of("fc1"), wiring_of(LeNet(), 3, 32, 32).gate_of("fc1")) == ("norm4", "fc1")
+    assert (alexnet.get_gate("fc1"), wiring_of(LeNet(), 3, 32, 32).get_gate("fc1")) == ("norm4", "fc1")
 
 
 def test_a_residual_stream_is_fed_by_all_that_was_added_to_it() -> None:
@@ -62,7 +62,7 @@ def test_a_residual_stream_is_fed_by_all_that_was_added_to_it() -> None:
 
 def test_it_is_the_same_after_going_through_plain_values() -> None:
     wiring = wiring_of(ResNet18((3, 32, 32), (3, 2)), 3, 32, 32)
-    assert Wiring.of(wiring.plain()) == wiring
+    assert Wiring.from_dict(wiring.to_dict()) == wiring
 
 
 def test_a_network_is_as_before_afterwards() -> None:
@@ -79,9 +79,9 @@ def test_a_network_is_as_before_afterwards() -> None:
 
 def test_each_channel_is_spread_over_its_pixels_and_the_largest_of_added_masks_counts() -> None:
     masks = [torch.tensor([0.0, 1.0, 0.2]), torch.tensor([0.5, 0.0, 0.1])]
-    assert fed(nn.Linear(6, 2), masks[:1]).tolist() == pytest.approx([0, 0, 1, 1, 0.2, 0.2])
-    assert fed(nn.Conv2d(3, 2, 1), masks).tolist() == pytest.approx([0.5, 1, 0.2])
-    assert fed(nn.Conv2d(3, 2, 1), []).tolist() == [1, 1, 1]
+    assert mask_inputs(nn.Linear(6, 2), masks[:1]).tolist() == pytest.approx([0, 0, 1, 1, 0.2, 0.2])
+    assert mask_inputs(nn.Conv2d(3, 2, 1), masks).tolist() == pytest.approx([0.5, 1, 0.2])
+    assert mask_inputs(nn.Conv2d(3, 2, 1), []).tolist() == [1, 1, 1]
 
 
 class Small(nn.Module):
@@ -112,7 +112,7 @@ class Twice(nn.Module):
         (Small(nn.Sigmoid()), "an input of layer 'second' is not 0"),
         (Small(nn.Softmax(dim=1)), "an input of layer 'second' is not 0"),
         (Small(Twice(), second=16), "an input of layer 'second' is not 0"),
-        (Small(nn.Unflatten(1, (1, 8))), "which units are they"),
+        (Small(nn.Unflatten(1, (1, 8))), r"units need \[n, units\]"),
         (Small(nn.LayerNorm(8)), "'between' is of type LayerNorm"),
         (Small(nn.PReLU()), "'between' is of type PReLU"),
         (Small(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(8))), r"BatchNorm 'between.1' does not follow a layer directly"),

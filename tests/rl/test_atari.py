@@ -7,14 +7,14 @@ import pytest
 
 from sgp.benchmarks.atari import Atari
 from sgp.registry import UnknownName
-from sgp.rl.atari import AtariEnv, stream
+from sgp.rl.atari import AtariEnv, load_stream
 from sgp.rl.settings import GameError
 
 pytestmark = pytest.mark.slow
 
 
 def test_the_papers_games_have_as_many_actions_as_they_have() -> None:
-    found = stream(Atari())
+    found = load_stream(Atari())
     assert found.names == ["kung-fu-master", "boxing", "jamesbond", "krull", "riverraid", "space-invaders"]
     assert found.actions == [14, 18, 18, 18, 18, 6]
     assert found.inputs == (4, 84, 84)
@@ -93,10 +93,10 @@ def test_what_is_over_when_its_time_is_up_has_not_been_cut_off() -> None:
 
 def test_an_unknown_game_gets_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"no game 'space-invader': did you mean space-invaders"):
-        stream(Atari(games="boxing,space-invader"))
+        load_stream(Atari(games="boxing,space-invader"))
 
 
 def test_a_game_whose_file_is_missing_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALE_ROMS_DIR", str(tmp_path))
     with pytest.raises(GameError, match=r"the game boxing cannot be started \(.*boxing\.bin.*is its file in ale-py"):
-        stream(Atari(games="boxing"))
+        load_stream(Atari(games="boxing"))

@@ -7,7 +7,7 @@ import pytest
 from rl.signs import PAY, SignEnv, Signs
 
 from sgp.registry import UnknownName
-from sgp.rl.games import Scale, named
+from sgp.rl.games import Scale, parse_games
 from sgp.rl.settings import GameError
 
 
@@ -68,16 +68,16 @@ def test_a_game_that_is_cut_off_shows_where_it_would_have_gone_on() -> None:
 def test_a_game_that_fails_says_which_it_was() -> None:
     env = SignEnv("two", Signs(), copies=1, fail_at=lambda: True)
     env.reset()
-    with pytest.raises(GameError, match=r"the game two has failed: MemoryError\('no more signs'\)"):
+    with pytest.raises(GameError, match=r"the game two failed: MemoryError\('no more signs'\)"):
         env.step(np.zeros(1, dtype=np.int64))
 
 
 def test_normalised_scores_are_0_at_random_and_1_at_the_reference_and_not_clipped() -> None:
     scale = Scale(random=10.0, reference=30.0)
-    assert [scale.normalised(score) for score in (10, 30, 20, 0, 50)] == [0, 1, 0.5, -0.5, 2]
+    assert [scale.normalize(score) for score in (10, 30, 20, 0, 50)] == [0, 1, 0.5, -0.5, 2]
 
 
 def test_an_unknown_game_gets_the_nearest() -> None:
-    assert named("krull, boxing", ["boxing", "krull"]) == ["krull", "boxing"]
+    assert parse_games("krull, boxing", ["boxing", "krull"]) == ["krull", "boxing"]
     with pytest.raises(UnknownName, match=r"no game 'boxin': did you mean boxing\?"):
-        named("krull,boxin", ["boxing", "krull"])
+        parse_games("krull,boxin", ["boxing", "krull"])

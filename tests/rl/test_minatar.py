@@ -9,7 +9,7 @@ from minatar import Environment
 
 from sgp.benchmarks.minatar import MinAtar
 from sgp.registry import UnknownName
-from sgp.rl.minatar import GAMES, MinAtarEnv, stream
+from sgp.rl.minatar import GAMES, MinAtarEnv, load_stream
 
 
 @pytest.mark.parametrize("name", GAMES)
@@ -54,11 +54,11 @@ def test_a_game_is_cut_off_after_its_steps() -> None:
 
 
 def test_the_agent_has_the_actions_that_do_something() -> None:
-    found = stream(MinAtar(games=",".join(GAMES)))
+    found = load_stream(MinAtar(games=",".join(GAMES)))
     assert found.actions == [5, 3, 3, 6, 4]
     assert found.inputs == (10, 10, 10)
 
 
 def test_an_unknown_game_gets_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"no game 'break-out': did you mean breakout\?"):
-        stream(MinAtar(games="break-out"))
+        load_stream(MinAtar(games="break-out"))

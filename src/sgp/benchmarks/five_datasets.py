@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from sgp.benchmarks import settings as check
 from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import cifar, idx, notmnist, svhn
-from sgp.benchmarks.datasets.images import ImageSet, find
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.datasets.images import ImageSet, find_data_folder
+from sgp.benchmarks.stream import Examples, Stream, Task, make_task, normalize
 
 CLASSES = 10
 SIDE = 32
-# Mean and deviation of the published code, for pixels in [0, 1]; one number is for all three channels.
+# Mean and deviation of the published code, for pixels in [0, 1]; a single number is for all three channels.
 SCALES = {
     "CIFAR-10": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
     "MNIST": ((0.1,), (0.2752,)),
@@ -35,13 +35,13 @@ class FiveDatasets:
     """Five data sets of ten classes, one after another: CIFAR-10, MNIST, SVHN, FashionMNIST, notMNIST."""
 
     tasks: int = TASKS
-    """How many of the five to learn, from 1 to 5."""
+    """Number of tasks to learn, from 1 to 5."""
     fashion: Literal["fashion", "digits"] = "fashion"
-    """fashion: the fourth task is FashionMNIST; digits: MNIST again, which the published code fetches in its place."""
+    """Data of the fourth task. fashion: FashionMNIST; digits: MNIST again, which the published code reads instead."""
     validation: float = 0.05
-    """Share of each task's training images that is held out for validation, in [0, 1)."""
+    """Fraction of each task's training images to hold out for validation, in [0, 1)."""
     validation_seed: int | None = 1
-    """Draws the validation images; none: the run's seed. The published code always has 1 here."""
+    """Seed that draws the validation images; none: the run's seed. The published code uses 1."""
 
     def __post_init__(self) -> None:
         check.in_range("tasks", self.tasks, 1, TASKS)
@@ -50,56 +50,51 @@ class FiveDatasets:
         check.seed("validation_seed", self.validation_seed)
 
 
-def shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
+def get_shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image and the number of classes of each head."""
     return (3, SIDE, SIDE), [CLASSES] * settings.tasks
 
 
-def stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
-    """The tasks, from the published files in the folder."""
+def load_stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
+    """Load the tasks from the published files."""
     names = list(SCALES)[: settings.tasks]
-    # All at once: a data set that is missing should not be found out hours later.
+    # All at once, so that a missing data set is reported now and not hours later.
     sets = [_read(name, settings, data) for name in names]
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
 
     def make(index: int) -> Task:
-        name, images = names[index], sets[index]
-        prepare = partial(normalised, name=name)
-        whole = Examples(images.train, images.train_labels, prepare)
-        train, validation = hold_out(whole, settings.validation, held_by)
-        return Task(name, index, train, validation, Examples(images.test, images.test_labels, prepare))
+        images, prepare = sets[index], partial(prepare_images, name=names[index])
+        train = Examples(images.train, images.train_labels, prepare)
+        test = Examples(images.test, images.test_labels, prepare)
+        return make_task(names[index], index, train, test, settings, seed)
 
-    return Stream(names, *shape(settings), make)
+    return Stream(names, *get_shape(settings), make)
 
 
 def _read(name: str, settings: FiveDatasets, data: Path | None) -> ImageSet:
     match name:
         case "CIFAR-10":
-            return cifar.read(find(data, cifar.CIFAR10.name), cifar.CIFAR10)
+            return cifar.read(find_data_folder(data, cifar.CIFAR10.name), cifar.CIFAR10)
         case "SVHN":
-            return svhn.read(find(data, svhn.NAME))
+            return svhn.read(find_data_folder(data, svhn.NAME))
         case "notMNIST":
-            return notmnist.read(find(data, notmnist.NAME))
-        case "FashionMNIST" if settings.fashion == "fashion":
-            return idx.read(find(data, idx.FASHION.name), idx.FASHION)
-        case _:
-            return idx.read(find(data, idx.MNIST.name), idx.MNIST)
+            return notmnist.read(find_data_folder(data, notmnist.NAME))
+    form = idx.FASHION if name == "FashionMNIST" and settings.fashion == "fashion" else idx.MNIST
+    return idx.read(find_data_folder(data, form.name), form)
 
 
-def normalised(images: Tensor, name: str) -> Tensor:
-    """Images as the network takes them: [n, 3, 32, 32], with black around smaller ones and grey in three channels."""
+def prepare_images(images: Tensor, name: str) -> Tensor:
+    """Standardize images and convert them to [n, 3, 32, 32]: smaller ones are padded, grey ones are repeated."""
     margin = (SIDE - images.shape[-1]) // 2
     mean, deviation = (torch.tensor(numbers).view(-1, 1, 1) for numbers in SCALES[name])
-    scaled = (F.pad(images, (margin,) * 4).float() / 255 - mean) / deviation
-    return scaled.expand(-1, 3, -1, -1)
+    return normalize(F.pad(images, (margin,) * 4), mean, deviation).expand(-1, 3, -1, -1)
 
 
 BENCHMARK = Benchmark(
     name="five-datasets",
     description="CIFAR-10, MNIST, SVHN, FashionMNIST and notMNIST, one task each.",
     settings=FiveDatasets,
-    stream=stream,
-    shape=shape,
+    stream=load_stream,
+    shape=get_shape,
     network="resnet18",
     datasets=(cifar.CIFAR10.name, idx.MNIST.name, svhn.NAME, idx.FASHION.name, notmnist.NAME),
 )

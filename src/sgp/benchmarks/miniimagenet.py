@@ -1,22 +1,23 @@
-"""Split miniImageNet: twenty tasks of five classes, which a seed draws, each with a head of its own."""
+"""Split miniImageNet: twenty tasks of five random classes, each with a head of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sgp.benchmarks import settings as check
 from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import miniimagenet
-from sgp.benchmarks.datasets.images import find
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.datasets.images import find_data_folder
+from sgp.benchmarks.stream import ClassGroup, Stream, normalize, split_classes
 
 TASKS = 20
 CLASSES = 5
+# Mean and deviation of ImageNet.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
@@ -26,13 +27,13 @@ class SplitMiniImageNet:
     """miniImageNet in tasks of five classes, drawn by a seed."""
 
     tasks: int = TASKS
-    """How many of the twenty tasks to learn, from 1 to 20."""
+    """Number of tasks to learn, from 1 to 20."""
     class_seed: int | None = None
-    """Draws which classes each task has; none: the run's seed."""
+    """Seed that draws the classes of each task; none: the run's seed."""
     validation: float = 0.05
-    """Share of each task's training images that is held out for validation, in [0, 1)."""
+    """Fraction of each task's training images to hold out for validation, in [0, 1)."""
     validation_seed: int | None = None
-    """Draws the validation images; none: the run's seed."""
+    """Seed that draws the validation images; none: the run's seed."""
 
     def __post_init__(self) -> None:
         check.in_range("tasks", self.tasks, 1, TASKS)
@@ -41,52 +42,36 @@ class SplitMiniImageNet:
         check.seed("validation_seed", self.validation_seed)
 
 
-def shape(settings: SplitMiniImageNet) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
+def get_shape(settings: SplitMiniImageNet) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image and the number of classes of each head."""
     return (3, miniimagenet.SIDE, miniimagenet.SIDE), [CLASSES] * settings.tasks
 
 
-def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
-    """The tasks, from the files in the folder."""
-    images = miniimagenet.read(find(data, miniimagenet.NAME))
-    groups = class_groups(seed if settings.class_seed is None else settings.class_seed)[: settings.tasks]
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
-
-    def part(pixels: Tensor, labels: Tensor, group: list[int]) -> Examples:
-        mine, ranks = torch.nonzero(labels.unsqueeze(1) == torch.tensor(group), as_tuple=True)
-        return Examples(pixels[mine], ranks, normalised)
-
-    def make(index: int) -> Task:
-        whole = part(images.train, images.train_labels, groups[index])
-        train, validation = hold_out(whole, settings.validation, held_by)
-        return Task(names[index], index, train, validation, part(images.test, images.test_labels, groups[index]))
-
-    names = [f"classes {' '.join(map(str, group))}" for group in groups]
-    return Stream(names, *shape(settings), make)
+def load_stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
+    """Load the tasks from the files of the data set."""
+    images = miniimagenet.read(find_data_folder(data, miniimagenet.NAME))
+    drawn = draw_classes(seed if settings.class_seed is None else settings.class_seed)[: settings.tasks]
+    groups = [ClassGroup(f"classes {' '.join(map(str, own))}", task, own) for task, own in enumerate(drawn)]
+    prepare = partial(normalize, mean=MEAN, deviation=DEVIATION)
+    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)
 
 
-def class_groups(seed: int) -> list[list[int]]:
-    """The classes of each task, as places in the sorted list of their WordNet ids; a class's label is its place in the
-    group.
+def draw_classes(seed: int) -> list[list[int]]:
+    """Draw the classes of each task, as positions in the sorted list of WordNet ids.
 
-    ACL's and TRGP's code draws them so too, but numbers the classes as its own data file does, which is not published.
+    ACL's and TRGP's code draws them in the same way, but numbers the classes as in a data file that is not published.
     """
     order = np.random.RandomState(seed).permutation(TASKS * CLASSES)
     groups: list[list[int]] = order.reshape(TASKS, CLASSES).tolist()
     return groups
 
 
-def normalised(images: Tensor) -> Tensor:
-    """Pixels in [0, 1], then standardised with the mean and deviation of ImageNet."""
-    return (images.float() / 255 - MEAN) / DEVIATION
-
-
 BENCHMARK = Benchmark(
     name="split-miniimagenet",
     description="miniImageNet in twenty tasks of five classes.",
     settings=SplitMiniImageNet,
-    stream=stream,
-    shape=shape,
+    stream=load_stream,
+    shape=get_shape,
     network="resnet18",
     datasets=(miniimagenet.NAME,),
 )

@@ -10,9 +10,9 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from sgp.benchmarks.datasets.check import READERS, Report, check
-from sgp.benchmarks.datasets.download import get
-from sgp.benchmarks.datasets.images import VARIABLE, DataError, MissingData, find
+from sgp.benchmarks.datasets.check import READERS, Report, check_all
+from sgp.benchmarks.datasets.download import download
+from sgp.benchmarks.datasets.images import VARIABLE, DataError, MissingData, find_data_folder
 from sgp.registry import UnknownName, unknown
 
 COLOURS = {"complete": "green", "missing": "dim", "damaged": "red"}
@@ -67,7 +67,7 @@ def _get(arguments: list[str]) -> list[Report]:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise DataError(f"cannot make the folder {str(directory)!r}: {error.strerror}") from error
-        return get(name, find(directory, name))
+        return download(name, find_data_folder(directory, name))
 
     return [tyro.cli(get_, prog="sgp data get", args=arguments)]
 
@@ -81,6 +81,6 @@ def _check(arguments: list[str]) -> list[Report]:
         """
         if directory is None and not os.environ.get(VARIABLE):
             raise MissingData(f"which folder? Say `sgp data check DIR` or set ${VARIABLE}")
-        return check(find(directory, "data sets"))
+        return check_all(find_data_folder(directory, "data sets"))
 
     return tyro.cli(check_, prog="sgp data check", args=arguments)

@@ -31,7 +31,7 @@ from sgp.methods import METHODS, Batch
 from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.agent import Agent
-from sgp.rl.evaluate import play
+from sgp.rl.evaluate import play_games
 from sgp.rl.games import GameEnv, GameStream
 from sgp.rl.patches import use_corner_patches
 from sgp.rl.settings import GameError
@@ -114,7 +114,7 @@ class PPOTrainer(Experiment):
         """Learn for some updates; a policy that is no numbers any more is told as what it is."""
         failure: Exception | None = None
         try:
-            agent.go_on(done, updates)
+            agent.run_updates(done, updates)
         except (GameError, RunError):
             raise
         # Of drawing from probabilities that are none; which of them, depends on whether torch validates distributions.
@@ -122,7 +122,7 @@ class PPOTrainer(Experiment):
             failure = error
         # Also where nothing has failed yet: such weights are not for a checkpoint.
         with torch.no_grad():
-            policy = self.network(torch.from_numpy(agent.seen), position)
+            policy = self.network(torch.from_numpy(agent.observations), position)
         if not bool(policy.isfinite().all()):
             raise RunError(
                 f"the policy is no numbers any more in update {agent.update} of {self.stream.names[position]}: try a "
@@ -133,7 +133,7 @@ class PPOTrainer(Experiment):
 
     def _updated(self, position: int, agent: Agent) -> None:
         """An update is done."""
-        losses = agent.losses()
+        losses = agent.get_losses()
         env: GameEnv = agent.env
         scores, env.finished = env.finished, []
         now = time.perf_counter()
@@ -145,7 +145,7 @@ class PPOTrainer(Experiment):
             task=position,
             update=agent.update,
             step=self._step(position, agent.update),
-            lr=agent.rate,
+            lr=agent.lr,
             games=len(scores),
             score=float(np.mean(scores)) if scores else None,
             **{name: value if math.isfinite(value) else None for name, value in losses.items()},
@@ -159,7 +159,7 @@ class PPOTrainer(Experiment):
     def _finish(self, position: int, agent: Agent) -> None:
         """Let the method take a game in, and play all that were learned so far."""
         with self._timed("consolidate"), self._seeded("consolidate", position):
-            self.consolidate(position, agent.states())
+            self.consolidate(position, agent.get_states())
         self._log(
             "game",
             task=position,
@@ -204,7 +204,7 @@ class PPOTrainer(Experiment):
             for number, game in enumerate(self.stream.games[: position + 1]):
                 if number not in self._evaluated:
                     self._evaluated[number] = game.make(training.evaluation_games, self.config.threads)
-                found = play(
+                found = play_games(
                     self.network,
                     number,
                     self._evaluated[number],
@@ -213,7 +213,7 @@ class PPOTrainer(Experiment):
                     seed=self._env_seed("evaluation", number),
                 )
                 scores.append(float(np.mean(found)))
-                normalised.append(game.scale.normalised(scores[-1]) if game.scale else None)
+                normalised.append(game.scale.normalize(scores[-1]) if game.scale else None)
         known = [value for value in normalised if value is not None]
         accumulated = sum(known) if len(known) == len(normalised) else None
         return {

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from sgp.methods.growing import Growing, Tensors, check_units, gathered, units_for
 from sgp.methods.method import Batch, Moment
-from sgp.networks.widen import cut, rearrange, widen
-from sgp.networks.wiring import Layer, fed, units
+from sgp.networks.widen import rearrange, slice_units, widen
+from sgp.networks.wiring import Layer, count_units, mask_inputs
 from sgp.patterns import check_patterns
 
 
@@ -135,7 +135,7 @@ class DEN(Growing[DENSettings]):
 
     def _reached(self) -> Tensors:
         """Which units of each hidden layer have a path of weights to the head: [units] each."""
-        found = {name: torch.zeros(units(self._layer(name)), dtype=torch.bool) for name in self.wiring.gated}
+        found = {name: torch.zeros(count_units(self._layer(name)), dtype=torch.bool) for name in self.wiring.gated}
         open_ends = list(self._ends)
         while open_ends:
             name = open_ends.pop()
@@ -170,7 +170,7 @@ class DEN(Growing[DENSettings]):
         gates = {name: torch.zeros_like(each, dtype=torch.bool) for name, each in self.network.named_parameters()}
         for name, chosen in self.selected.items():
             layer, place = self._layer(name), self.wiring.places[name]
-            inputs = fed(layer, [self.selected[source] for source in place.sources]).bool()
+            inputs = mask_inputs(layer, [self.selected[source] for source in place.sources]).bool()
             groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
             between = (chosen.view(groups, -1, 1) & inputs.view(groups, 1, -1)).reshape(len(chosen), -1)
             gate = gates[f"{name}.weight"]
@@ -258,7 +258,7 @@ class DEN(Growing[DENSettings]):
 
     def drifts(self) -> Tensors:
         """How far the weights of each unit have moved in this task, [units] of each layer that can be widened."""
-        tensors = cut(self.network, self.axes, self.before())
+        tensors = slice_units(self.network, self.axes, self.before())
         weights = {name: f"{name}.weight" for name in self.before()}
         return {
             name: (tensors[key].detach() - self._anchor[key]).flatten(start_dim=1).norm(dim=1)

@@ -14,8 +14,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, S
-from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
-from sgp.networks.widen import channels_last as has_channels_last
+from sgp.networks.widen import (
+    Axis,
+    connect_all_heads,
+    find_axes,
+    get_sizes,
+    has_channels_last,
+    mask_new_entries,
+    resize,
+    set_memory_format,
+    slice_units,
+)
 from sgp.networks.wiring import Wiring, find_wiring
 from sgp.patterns import find_pattern
 
@@ -61,7 +70,7 @@ class Growing(Method[S]):
         self._current = str(head)
         self._ends = [name for name, place in found.places.items() if place.sources and name not in found.gated]
         if not self.wiring.places:
-            self._wire(with_all_heads(found, self.exclude))
+            self._wire(connect_all_heads(found, self.exclude))
             if not self.axes:
                 raise ValueError(
                     f"{self.name} has nothing to grow in {type(self.network).__name__}: it has no hidden layer whose "
@@ -70,7 +79,7 @@ class Growing(Method[S]):
 
     def _wire(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        self.axes = axes_of(self.network, wiring)
+        self.axes = find_axes(self.network, wiring)
 
     @property
     def first_task(self) -> bool:
@@ -79,7 +88,7 @@ class Growing(Method[S]):
 
     def now(self) -> dict[str, int]:
         """Units that each layer has."""
-        return sizes_of(self.network, self.axes)
+        return get_sizes(self.network, self.axes)
 
     def before(self) -> dict[str, int]:
         """Units that each layer had at the end of the task before."""
@@ -104,7 +113,7 @@ class Growing(Method[S]):
 
     def _new_parts(self) -> Tensors:
         """What was added since the task before, and the task's head."""
-        return self._with_head(outside(self.network, self.axes, self.before()))
+        return self._with_head(mask_new_entries(self.network, self.axes, self.before()))
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         optimizer.zero_grad()
@@ -167,13 +176,13 @@ class Growing(Method[S]):
     def logits(self, inputs: Tensor, head: int) -> Tensor:
         if str(head) == self._current or str(head) not in self.sizes:
             return super().logits(inputs, head)
-        tensors = cut(self.network, self.axes, self.sizes[str(head)]) | self.own[str(head)]
+        tensors = slice_units(self.network, self.axes, self.sizes[str(head)]) | self.own[str(head)]
         out: Tensor = functional_call(self.network, tensors, (inputs, head))
         return out
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "wiring": self.wiring.plain(),
+            "wiring": self.wiring.to_dict(),
             "current": self._current,
             "ends": list(self._ends),
             "lr": self._lr,
@@ -184,7 +193,7 @@ class Growing(Method[S]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["wiring"] and not self.wiring.places:
-            self._wire(Wiring.of(state["wiring"]))
+            self._wire(Wiring.from_dict(state["wiring"]))
         with torch.random.fork_rng(devices=[]):
             resize(self.network, self.axes, state["now"])  # the values are with the weights
         self._current, self._ends, self._lr = state["current"], list(state["ends"]), state["lr"]
@@ -192,7 +201,7 @@ class Growing(Method[S]):
         # In memory as the network's own are: a product of other strides may round otherwise.
         last = has_channels_last(self.network)
         self.own = {
-            head: {name: laid_out(tensor.clone(), last=last) for name, tensor in own.items()}
+            head: {name: set_memory_format(tensor.clone(), last=last) for name, tensor in own.items()}
             for head, own in state["own"].items()
         }
 

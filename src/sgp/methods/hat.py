@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, check_choices
-from sgp.networks.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
+from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring, mask_inputs, reshape_gate
 from sgp.patterns import find_pattern
 
 
@@ -106,12 +106,12 @@ class HAT(Method[HATSettings]):
         """Set the gates."""
         self.wiring = wiring
         for name in wiring.gated:
-            self.network.get_submodule(wiring.gate_of(name)).register_forward_hook(partial(self._gate, name))
+            self.network.get_submodule(wiring.get_gate(name)).register_forward_hook(partial(self._gate, name))
 
     def _add(self, head: str, values: Callable[[int], Tensor]) -> None:
         """Embeddings of a task, one for each gated layer."""
         self._embeddings[head] = nn.ParameterList(
-            values(units(self._layer(name))).to(self._layer(name).weight) for name in self.wiring.gated
+            values(count_units(self._layer(name))).to(self._layer(name).weight) for name in self.wiring.gated
         )
 
     def _take_up(self, head: str) -> None:
@@ -147,7 +147,7 @@ class HAT(Method[HATSettings]):
         self._masks = self.masks(head, self._slope)
 
     def _gate(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output * as_gate(self._masks[name], output) if name in self._masks else output
+        return output * reshape_gate(self._masks[name], output) if name in self._masks else output
 
     def slope(self, moment: Moment) -> float:
         """Of a training step."""
@@ -193,8 +193,8 @@ class HAT(Method[HATSettings]):
     def _sides(self, name: str) -> tuple[Tensor, Tensor]:
         """Of the tasks so far: the masks of a layer's units [units] and of its inputs [inputs]."""
         layer = self._layer(name)
-        ours = self.past.get(name, layer.weight.new_ones(units(layer)))
-        return ours, fed(layer, [self.past[source] for source in self.wiring.places[name].sources])
+        ours = self.past.get(name, layer.weight.new_ones(count_units(layer)))
+        return ours, mask_inputs(layer, [self.past[source] for source in self.wiring.places[name].sources])
 
     def _closed(self, name: str) -> Tensor:
         """How closed each weight of a layer is: min(a_j^past, a_i^past), [units, inputs of a unit]."""
@@ -242,7 +242,7 @@ class HAT(Method[HATSettings]):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "wiring": self.wiring.plain(),
+            "wiring": self.wiring.to_dict(),
             "heads": list(self._embeddings),
             "current": self._current,
             "past": dict(self.past),
@@ -251,7 +251,7 @@ class HAT(Method[HATSettings]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["wiring"] and not self.wiring.places:
-            self._wire(Wiring.of(state["wiring"]))
+            self._wire(Wiring.from_dict(state["wiring"]))
         for head in state["heads"]:
             if head not in self._embeddings:
                 self._add(head, torch.zeros)  # their values are with the weights

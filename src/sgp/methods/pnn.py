@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics
-from sgp.networks.wiring import Layer, Wiring, find_wiring, units
+from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class PNN(Method[PNNSettings]):
         hidden, sizes = set(wiring.gated), []
 
         def width(name: str) -> int:
-            count = units(self._layer(name))
+            count = count_units(self._layer(name))
             return max(1, round(self.settings.column_width * count)) if name in hidden else count
 
         for name in order:
@@ -173,7 +173,7 @@ class PNN(Method[PNNSettings]):
             inputs = _inputs(layer)
             if place.sources:
                 source = place.sources[0]  # any others are added to it and have as many units
-                channels, pixels = width(source), inputs // units(self._layer(source))
+                channels, pixels = width(source), inputs // count_units(self._layer(source))
             else:
                 channels, pixels = inputs, 1
             sizes.append(Size(name, width(name), channels, pixels, bool(place.sources), place.norm))

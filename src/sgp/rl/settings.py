@@ -1,4 +1,4 @@
-"""Settings of PPO on a stream of games. Nothing here needs a package of reinforcement learning."""
+"""Settings of PPO on a stream of games, which need no package of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -7,60 +7,61 @@ from typing import Literal
 
 
 class GameError(RuntimeError):
-    """A game cannot be started, or has failed."""
+    """A game cannot be started, or failed."""
 
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """How each game is learned: PPO as Stable-Baselines3 has it, with a new Adam for each game."""
+    """Training on each game by PPO of Stable-Baselines3, with a new Adam for each game."""
 
     steps: int = 10_000_000
-    """Steps of the agent in each game; an Atari step is four frames."""
+    """Steps of the agent in each game; a step in Atari is four frames."""
     envs: int = 16
-    """How many copies of the game are played at once."""
+    """Number of copies of the game that are played at once."""
     rollout: int = 125
     """Steps in each copy between two updates."""
     batch: int = 250
-    """States per gradient step."""
+    """States per gradient step, at least 2."""
     epochs: int = 4
     """Passes over the states of an update."""
     lr: float = 2.5e-4
-    """Learning rate at the start of each game, from where it falls linearly to 0."""
+    """Learning rate at the start of each game, which decays linearly to 0."""
     adam_eps: float = 1e-5
     """Epsilon of Adam; Algorithm 2 has 1e-8."""
     gamma: float = 0.99
-    """Discount of later rewards, in [0, 1]."""
+    """Discount factor of later rewards, in [0, 1]."""
     gae_lambda: float = 0.95
-    """Lambda of the generalised advantage estimate, in [0, 1]."""
+    """Lambda of generalized advantage estimation, in [0, 1]."""
     clip_range: float = 0.1
-    """How far the policy's ratio may move in an update before it is clipped, above 0."""
+    """Clipping range of the policy's ratio, above 0."""
     clip_values: float | None = 0.1
-    """How far a value may move in an update before it is clipped, above 0; none: as far as it likes."""
+    """Clipping range of the values, above 0; none: no clipping."""
     value_weight: float = 0.25
-    """Of the value loss, a mean of squares; the published 0.5 stands before half of that."""
+    """Weight of the value loss, a mean of squares; the published 0.5 is a weight of half the mean."""
     entropy_weight: float = 0.01
-    """Of the policy's entropy, which keeps it exploring."""
+    """Weight of the policy's entropy, which rewards exploration."""
     max_norm: float = 0.5
-    """Gradients are shortened to this norm, above 0."""
+    """Maximum norm of the gradient, above 0."""
     advantages: Literal["batch", "rollout"] = "batch"
-    """What advantages are standardised over: the states of a gradient step, or all of an update as published."""
+    """Set of states over which advantages are standardized. batch: those of a gradient step; rollout: all of an update,
+    as published."""
     optimizer: Literal["adam-gp", "adam-on-projected"] = "adam-gp"
-    """What a projecting method does with Adam. adam-gp: projects Adam's step (Algorithm 2). adam-on-projected: gives
-    Adam a projected gradient, which forgets (appendix E)."""
+    """Combination of Adam and a projecting method. adam-gp: Adam's step is projected (Algorithm 2); adam-on-projected:
+    Adam is given a projected gradient, which forgets (appendix E)."""
     adam_counter: Literal["step", "update"] = "step"
-    """What Adam's bias correction counts: gradient steps, or updates as the published Adam-GP does."""
+    """Counter of Adam's bias correction. step: gradient steps; update: updates, as in the published Adam-GP."""
     patches: Literal["strided", "corner"] = "strided"
-    """Which patches of a convolution's input a memory takes in: those that the convolution sees, or as published as
-    many in steps of one from the upper left corner."""
+    """Patches of a convolution's input from which a memory is updated. strided: those of the convolution; corner: as
+    many in steps of one from the upper left corner, as published."""
     states: int = 1984
-    """How many states of a game's last update a method takes in, at least 1."""
+    """States of a game's last update from which a method is updated, at least 1."""
     evaluate_every: int = 100
-    """Updates between two evaluations, at each of which a checkpoint is written and new episodes begin."""
+    """Updates between two evaluations; each also writes a checkpoint and starts new episodes."""
     evaluation_games: int = 10
-    """How many games of each kind an evaluation plays, as many at once."""
+    """Games that an evaluation plays of each task, all at once."""
     evaluation_counts: Literal["first", "each"] = "first"
-    """first: the games that end first count, as published, which favours short ones. each: the first game of each
-    copy does."""
+    """Games that an evaluation counts. first: the games that end first, as published, which favours short ones; each:
+    the first game of each copy."""
 
     def __post_init__(self) -> None:
         whole = ("steps", "envs", "rollout", "epochs", "states", "evaluate_every", "evaluation_games")
@@ -98,5 +99,5 @@ class PPOSettings:
 
     @property
     def updates(self) -> int:
-        """In each game; steps that do not fill one more are left out, as published."""
+        """Number of updates in each game; an incomplete last one is left out, as published."""
         return self.steps // self.update_steps

@@ -13,7 +13,7 @@ import torch
 from benchmarks.written import SMALL_MINI, image_set, write_class_folders
 
 from sgp.benchmarks.datasets import miniimagenet
-from sgp.benchmarks.datasets.cache import ABANDONED, Source, cached
+from sgp.benchmarks.datasets.cache import ABANDONED, Source, load_cached
 from sgp.benchmarks.datasets.images import ImageSet
 
 IMAGES = image_set(classes=4, train_each=5, test_each=2)
@@ -28,7 +28,7 @@ class Counted:
         self.file.write_text("one")
 
     def read(self) -> ImageSet:
-        return cached("small", Source(self.file.parent, [self.file], self._decode))
+        return load_cached("small", Source(self.file.parent, [self.file], self._decode))
 
     def _decode(self) -> ImageSet:
         self.decoded += 1
@@ -110,7 +110,7 @@ def test_without_room_for_it_images_are_decoded_each_time_with_a_warning(
     (tmp_path / "file").touch()
     monkeypatch.setenv("SGP_CACHE", str(tmp_path / "file"))
     for _ in range(2):
-        with pytest.warns(UserWarning, match=r"cannot be kept decoded in .*SGP_CACHE"):
+        with pytest.warns(UserWarning, match=r"cannot be cached in .*SGP_CACHE"):
             assert equal(source.read(), IMAGES)
     assert source.decoded == 2
 
@@ -122,7 +122,7 @@ def test_only_the_images_that_are_looked_at_come_into_memory(tmp_path: Path) -> 
     script = f"""
 import torch
 from pathlib import Path
-from sgp.benchmarks.datasets.cache import Source, cached
+from sgp.benchmarks.datasets.cache import Source, load_cached
 from sgp.benchmarks.datasets.images import ImageSet
 def kilobytes():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
@@ -132,9 +132,9 @@ def decode():
     return ImageSet(torch.full((2000, 3, 128, 128), 7, dtype=torch.uint8), labels, torch.zeros(1, 3, 2, 2).byte(),
                     labels[:1].clone(), ["one"])
 root = Path({str(tmp_path)!r})
-cached("warm", Source(root, [], lambda: ImageSet(*(torch.zeros(1).byte() for _ in range(4)), ["one"])))
+load_cached("warm", Source(root, [], lambda: ImageSet(*(torch.zeros(1).byte() for _ in range(4)), ["one"])))
 before = kilobytes()
-images = cached("large", Source(root, [], decode))
+images = load_cached("large", Source(root, [], decode))
 if {{had}}:
     assert kilobytes() - before < 20_000, kilobytes() - before
     assert int(images.train[1500:1510].sum()) == 7 * 10 * 3 * 128 * 128
@@ -157,7 +157,7 @@ from sgp.benchmarks.datasets import cache, miniimagenet
 print("ready", flush=True)
 while True:
     miniimagenet.read(Path({str(tmp_path / "data")!r}), SMALL_MINI)
-    for file in cache.folder().glob("*.safetensors"):
+    for file in cache.get_cache_folder().glob("*.safetensors"):
         file.unlink()
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

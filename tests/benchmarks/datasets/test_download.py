@@ -78,7 +78,7 @@ def archive(served: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_archive_is_fetched_unpacked_and_checked(archive: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    assert download.get("cifar100", data).state == "complete"
+    assert download.download("cifar100", data).state == "complete"
     assert cifar.read(data, SMALL_CIFAR).train.shape == (12, 3, 32, 32)
     assert {path.name for path in data.iterdir()} == {"cifar-100-python", "cifar-100-python.tar.gz"}
 
@@ -89,22 +89,22 @@ def test_files_are_fetched_and_checked(
     write_mnist(served[0], SMALL_MNIST, packed=True)
     files = {path.name: md5(path) for path in served[0].iterdir()}
     monkeypatch.setitem(download.REMOTES, "mnist", download.Remote(served[1], "MNIST/raw", files))
-    assert download.get("mnist", tmp_path / "data").state == "complete"
+    assert download.download("mnist", tmp_path / "data").state == "complete"
     assert {path.name for path in (tmp_path / "data" / "MNIST" / "raw").iterdir()} == set(files)
 
 
 def test_what_is_whole_is_not_fetched_again(archive: Path, tmp_path: Path) -> None:
     write_cifar(tmp_path / "data", SMALL_CIFAR)
     archive.unlink()
-    assert download.get("cifar100", tmp_path / "data").state == "complete"
+    assert download.download("cifar100", tmp_path / "data").state == "complete"
 
 
 def test_what_is_damaged_is_replaced(archive: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    download.get("cifar100", data)
+    download.download("cifar100", data)
     (data / "cifar-100-python" / "train").write_bytes(b"damaged")
     (data / "cifar-100-python.tar.gz").write_bytes(b"damaged too")
-    assert download.get("cifar100", data).state == "complete"
+    assert download.download("cifar100", data).state == "complete"
     assert {path.name for path in data.iterdir()} == {"cifar-100-python", "cifar-100-python.tar.gz"}
 
 
@@ -112,29 +112,29 @@ def test_a_file_put_there_by_hand_is_used(archive: Path, tmp_path: Path) -> None
     data = tmp_path / "data"
     data.mkdir()
     archive.rename(data / archive.name)
-    assert download.get("cifar100", data).state == "complete"
+    assert download.download("cifar100", data).state == "complete"
 
 
 def test_a_file_that_is_not_to_be_had_is_told_in_a_sentence(archive: Path, tmp_path: Path) -> None:
     archive.unlink()
     with pytest.raises(
-        DataError, match=r"^cannot fetch http://127.*tar.gz \(HTTPError\): .*put it at .*data/cifar"
+        DataError, match=r"^cannot download http://127.*tar.gz \(HTTPError\): .*put it at .*data/cifar"
     ) as e:
-        download.get("cifar100", tmp_path / "data")
+        download.download("cifar100", tmp_path / "data")
     assert "\n" not in str(e.value)
 
 
 def test_no_network_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = download.Remote("http://127.0.0.1:9/", "", {"cifar-100-python.tar.gz": "0" * 32})
     monkeypatch.setitem(download.REMOTES, "cifar100", remote)
-    with pytest.raises(DataError, match=r"^cannot fetch http://127.0.0.1:9/.* \(ConnectionError\)"):
-        download.get("cifar100", tmp_path / "data")
+    with pytest.raises(DataError, match=r"^cannot download http://127.0.0.1:9/.* \(ConnectionError\)"):
+        download.download("cifar100", tmp_path / "data")
 
 
 def test_a_file_with_another_checksum_is_refused(archive: Path, tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes() + b"more")
     with pytest.raises(DataError, match="checksum is not the published one"):
-        download.get("cifar100", tmp_path / "data")
+        download.download("cifar100", tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -148,7 +148,7 @@ def test_an_archive_that_reaches_out_of_its_folder_is_refused(
         file.addfile(member, io.BytesIO(b"oops"))
     remote_archive(served, monkeypatch, path)
     with pytest.raises(DamagedData, match="cannot be unpacked"):
-        download.get("cifar100", tmp_path / "data")
+        download.download("cifar100", tmp_path / "data")
     assert not list(tmp_path.rglob("escaped"))
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"cifar-100-python.tar.gz"}
 
@@ -159,24 +159,24 @@ def test_an_archive_of_something_else_or_cut_short_is_refused(
     archive.write_bytes(archive.read_bytes()[:-1000])
     remote_archive(served, monkeypatch, archive)
     with pytest.raises(DamagedData, match="cannot be unpacked"):
-        download.get("cifar100", tmp_path / "data")
+        download.download("cifar100", tmp_path / "data")
     with tarfile.open(archive, "w:gz") as file:
         file.addfile(tarfile.TarInfo("other"))
     remote_archive(served, monkeypatch, archive)
-    with pytest.raises(DamagedData, match="holds no folder cifar-100-python"):
-        download.get("cifar100", tmp_path / "data")
+    with pytest.raises(DamagedData, match="contains no folder cifar-100-python"):
+        download.download("cifar100", tmp_path / "data")
     assert {path.name for path in (tmp_path / "data").iterdir()} == {archive.name}
 
 
 @pytest.mark.parametrize(("name", "words"), [("miniimagenet", r"WNID/\*.jpg"), ("notmnist", "notMNIST_small")])
 def test_what_may_not_be_fetched_says_how_to_lay_it_out(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        download.get(name, tmp_path)
+        download.download(name, tmp_path)
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="cifar100"):
-        download.get("cifar-100", tmp_path)
+        download.download("cifar-100", tmp_path)
 
 
 def test_every_data_set_is_fetched_or_laid_out_by_hand() -> None:

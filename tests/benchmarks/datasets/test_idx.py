@@ -61,7 +61,7 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path, name: str, packed:
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path, SMALL_MNIST)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 13, 3]) + bytes(100))
-    with pytest.raises(DamagedData, match="no IDX file"):
+    with pytest.raises(DamagedData, match="not an IDX file"):
         idx.read(tmp_path, SMALL_MNIST)
 
 

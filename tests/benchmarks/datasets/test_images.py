@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.benchmarks.datasets.images import MissingData, find
+from sgp.benchmarks.datasets.images import MissingData, find_data_folder
 
 
 def test_the_folder_given_comes_before_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,8 +13,8 @@ def test_the_folder_given_comes_before_that_of_the_environment(tmp_path: Path, m
     given.mkdir()
     set_.mkdir()
     monkeypatch.setenv("SGP_DATA", str(set_))
-    assert find(given, "mnist") == given
-    assert find(None, "mnist") == set_
+    assert find_data_folder(given, "mnist") == given
+    assert find_data_folder(None, "mnist") == set_
 
 
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if BENCHMARKS[name].datasets])
@@ -29,7 +29,7 @@ def test_without_a_folder_both_ways_to_name_one_are_told(name: str, monkeypatch:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"no folder .*absent"):
-        find(tmp_path / "absent", "mnist")
+        find_data_folder(tmp_path / "absent", "mnist")
 
 
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if BENCHMARKS[name].datasets])

@@ -123,7 +123,7 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (len(whole) // 2, 100, 0):
         path.write_bytes(whole[:size])
-        with pytest.raises(DamagedData, match=f"{path.name}' is truncated or no image"):
+        with pytest.raises(DamagedData, match=f"{path.name}' is truncated or not an image"):
             miniimagenet.read(tmp_path, SMALL_MINI)
 
 
@@ -141,7 +141,7 @@ def test_a_missing_image_or_class_is_noticed(tmp_path: Path, layout: str) -> Non
         miniimagenet.read(tmp_path, replace(SMALL_MINI, classes=4))
     with pytest.raises(DamagedData, match="not those of miniImageNet"):
         miniimagenet.read(tmp_path, replace(SMALL_MINI, names="0" * 64))
-    digest = miniimagenet.names_digest(NAMES)
+    digest = miniimagenet.digest_names(NAMES)
     assert miniimagenet.read(tmp_path, replace(SMALL_MINI, names=digest)).classes == NAMES
 
 
@@ -156,7 +156,7 @@ def test_an_image_in_both_parts_is_noticed(tmp_path: Path) -> None:
 
 def test_folders_without_test_images_are_noticed(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train")
-    with pytest.raises(DamagedData, match="none beside it with test images"):
+    with pytest.raises(DamagedData, match="no folder test with images beside it"):
         miniimagenet.read(tmp_path, SMALL_MINI)
 
 
@@ -166,8 +166,8 @@ def test_an_image_that_a_list_names_and_that_is_not_there_is_named(tmp_path: Pat
     path.unlink()
     with pytest.raises(DamagedData, match=path.name):
         miniimagenet.read(tmp_path, SMALL_MINI)
-    (tmp_path / "val.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DamagedData, match=r"val.csv' is no list"):
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DamagedData, match=r"train.csv' is not a list"):
         miniimagenet.read(tmp_path, SMALL_MINI)
 
 

@@ -43,7 +43,7 @@ def test_the_two_unreadable_files_are_skipped_and_others_are_named(tmp_path: Pat
         (tmp_path / "notMNIST_small" / letter / name).touch()
     assert len(notmnist.read(tmp_path).train) == 45
     (tmp_path / "notMNIST_small" / "C" / "broken.png").touch()
-    with pytest.raises(DamagedData, match=r"C/broken.png' is truncated or no image"):
+    with pytest.raises(DamagedData, match=r"C/broken.png' is truncated or not an image"):
         notmnist.read(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_the_pickles_of_the_published_code_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(images.train.numpy(), random_pixels(40, 1, 32, 32))
     assert images.test_labels.tolist() == [*range(10), *range(10)]
     dump(tmp_path / "notmnist" / "notmnist_test.pkl", {"features": 1})
-    with pytest.raises(DamagedData, match=r"notmnist_test.pkl' is no file of notMNIST"):
+    with pytest.raises(DamagedData, match=r"notmnist_test.pkl' is not a file of notMNIST"):
         notmnist.read(tmp_path)
 
 

@@ -157,7 +157,7 @@ def test_something_else_than_a_dictionary_is_refused(tmp_path: Path) -> None:
 def test_a_truncated_file_is_named(tmp_path: Path, cut: int, protocol: int) -> None:
     whole = pickle.dumps(CONTENT, protocol=protocol)
     (tmp_path / "file").write_bytes(whole[: cut % len(whole)])
-    with pytest.raises(DamagedData, match=r"file.* is truncated or damaged .*get it again"):
+    with pytest.raises(DamagedData, match=r"file.* is truncated or damaged .*download it again"):
         pickles.read(tmp_path / "file")
 
 
