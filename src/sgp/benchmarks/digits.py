@@ -6,43 +6,21 @@ network that keeps one hidden representation per order of pixels can learn them 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
+from sgp.benchmarks.settings.digits import Digits
 from sgp.benchmarks.stream import Examples, Stream, Task, make_task
 from sgp.extras import import_extra
+from sgp.settings import Range, check_number
 
 PIXELS = 64
 CLASSES = 10
 SPLIT_CLASSES = 2
 SPLIT_TASKS = CLASSES // SPLIT_CLASSES
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Handwritten digits of 8 x 8 pixels; they need no download."""
-
-    kind: Literal["permuted", "split"] = "permuted"
-    """Kind of tasks. permuted: all digits, with the pixels in a new order, and one head; split: two digits and a head
-    for each task."""
-    tasks: int = 10
-    """Number of tasks to learn, at least 1; split digits have at most 5."""
-    validation: float = 0.1
-    """Fraction of each task's training images to hold out for validation, in [0, 1)."""
-    validation_seed: int | None = None
-    """Seed that draws the validation images; none: the run's seed."""
-
-    def __post_init__(self) -> None:
-        check.one_of("kind", self.kind, ("permuted", "split"))
-        check.in_range("tasks", self.tasks, 1)
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
 
 
 def load_stream(settings: Digits, data: Path | None, seed: int) -> Stream:
@@ -66,8 +44,8 @@ def permute_digits(tasks: int = 10, seed: int = 0) -> Stream:
         tasks: Number of tasks.
         seed: Seed that draws the orders of pixels.
     """
-    check.in_range("tasks", tasks, 1)
-    check.in_range("seed", seed, 0)
+    check_number("tasks", tasks, Range(low=1))
+    check_number("seed", seed, Range(low=0))
     train, test = _load_digits()
 
     def make(index: int) -> Task:
@@ -102,13 +80,3 @@ def _load_digits() -> tuple[Examples, Examples]:
         test[torch.nonzero(labels == label)[::5]] = True
     inputs = (inputs - inputs[~test].mean()) / inputs[~test].std()
     return Examples(inputs[~test], labels[~test]), Examples(inputs[test], labels[test])
-
-
-BENCHMARK = Benchmark(
-    name="digits",
-    description="Handwritten digits of 8 x 8 pixels, permuted or split; needs no download and takes a minute.",
-    settings=Digits,
-    stream=load_stream,
-    network="mlp",
-    datasets=(),
-)

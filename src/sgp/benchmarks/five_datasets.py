@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import cifar, idx, notmnist, svhn
 from sgp.benchmarks.datasets.images import ImageSet, find_data_folder
+from sgp.benchmarks.settings.five_datasets import SIDE, FiveDatasets, get_shape
 from sgp.benchmarks.stream import Examples, Stream, Task, make_task, normalize
 
-CLASSES = 10
-SIDE = 32
 # Mean and deviation of the published code, for pixels in [0, 1]; a single number is for all three channels.
 SCALES = {
     "CIFAR-10": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
@@ -27,32 +22,6 @@ SCALES = {
     "FashionMNIST": ((0.2190,), (0.3318,)),
     "notMNIST": ((0.4254,), (0.4501,)),
 }
-TASKS = len(SCALES)
-
-
-@dataclass(frozen=True)
-class FiveDatasets:
-    """Five data sets of ten classes, one after another: CIFAR-10, MNIST, SVHN, FashionMNIST, notMNIST."""
-
-    tasks: int = TASKS
-    """Number of tasks to learn, from 1 to 5."""
-    fashion: Literal["fashion", "digits"] = "fashion"
-    """Data of the fourth task. fashion: FashionMNIST; digits: MNIST again, which the published code reads instead."""
-    validation: float = 0.05
-    """Fraction of each task's training images to hold out for validation, in [0, 1)."""
-    validation_seed: int | None = 1
-    """Seed that draws the validation images; none: the run's seed. The published code uses 1."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, TASKS)
-        check.one_of("fashion", self.fashion, ("fashion", "digits"))
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
-
-
-def get_shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
-    """Return the shape of one image and the number of classes of each head."""
-    return (3, SIDE, SIDE), [CLASSES] * settings.tasks
 
 
 def load_stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
@@ -87,14 +56,3 @@ def prepare_images(images: Tensor, name: str) -> Tensor:
     margin = (SIDE - images.shape[-1]) // 2
     mean, deviation = (torch.tensor(numbers).view(-1, 1, 1) for numbers in SCALES[name])
     return normalize(F.pad(images, (margin,) * 4), mean, deviation).expand(-1, 3, -1, -1)
-
-
-BENCHMARK = Benchmark(
-    name="five-datasets",
-    description="CIFAR-10, MNIST, SVHN, FashionMNIST and notMNIST, one task each.",
-    settings=FiveDatasets,
-    stream=load_stream,
-    shape=get_shape,
-    network="resnet18",
-    datasets=(cifar.CIFAR10.name, idx.MNIST.name, svhn.NAME, idx.FASHION.name, notmnist.NAME),
-)

@@ -8,7 +8,6 @@ tasks of the first run in another order. Here every seed has tasks of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,34 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import idx
 from sgp.benchmarks.datasets.images import find_data_folder
+from sgp.benchmarks.settings.permuted_mnist import TASKS, PermutedMNIST, get_shape
 from sgp.benchmarks.stream import Examples, Stream, Task, normalize
 
-TASKS = 10
-CLASSES = 10
 MEAN, DEVIATION = 0.1307, 0.3081
-
-
-@dataclass(frozen=True)
-class PermutedMNIST:
-    """MNIST with the pixels in another order in each task."""
-
-    tasks: int = TASKS
-    """Number of tasks to learn, from 1 to 100."""
-    validation: float = 0.1
-    """Fraction of the training images, the first ones of the file, to hold out for validation, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, 100)
-        check.share("validation", self.validation)
-
-
-def get_shape(settings: PermutedMNIST) -> tuple[tuple[int, ...], list[int]]:
-    """Return the shape of one image as a row, and the number of classes of each head."""
-    return (idx.MNIST.side**2,), [CLASSES]
 
 
 def load_stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream:
@@ -74,14 +51,3 @@ def draw_pixel_orders(tasks: int, pixels: int, seed: int) -> list[Tensor]:
         torch.from_numpy(np.random.RandomState(100 * int(numbers[index]) + index).permutation(pixels))
         for index in range(tasks)
     ]
-
-
-BENCHMARK = Benchmark(
-    name="permuted-mnist",
-    description="MNIST with the pixels in another order in each of ten tasks, one head for all.",
-    settings=PermutedMNIST,
-    stream=load_stream,
-    shape=get_shape,
-    network="mlp",
-    datasets=(idx.MNIST.name,),
-)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import cifar
 from sgp.benchmarks.datasets.images import find_data_folder
+from sgp.benchmarks.settings.superclass import Superclass, get_shape
 from sgp.benchmarks.stream import ClassGroup, Stream, split_classes
 
 # Labels of the classes of each superclass; a class's label within its task is its position here.
@@ -37,8 +34,6 @@ SUPERCLASSES = {
     "vehicles_1": (8, 13, 48, 58, 90),
     "vehicles_2": (41, 69, 81, 85, 89),
 }
-TASKS = len(SUPERCLASSES)
-CLASSES = 5
 
 # The five orders of superclasses of APD, over which the paper averages.
 ORDERS = (
@@ -48,35 +43,6 @@ ORDERS = (
     (11, 9, 6, 5, 12, 4, 0, 10, 13, 7, 14, 3, 15, 16, 8, 1, 2, 19, 18, 17),
     (6, 14, 0, 11, 12, 17, 13, 4, 9, 1, 7, 19, 8, 10, 3, 15, 18, 5, 2, 16),
 )
-
-
-@dataclass(frozen=True)
-class Superclass:
-    """CIFAR-100 in tasks of the five classes of one superclass."""
-
-    tasks: int = TASKS
-    """Number of tasks to learn, from 1 to 20."""
-    order: int = 0
-    """Order of the superclasses, from 0 to 4; the paper averages over all five."""
-    pixels: Literal["true", "scrambled"] = "true"
-    """Pixels of the inputs. true: the images; scrambled: as in the published code, which reads planar pixels as
-    interleaved ones."""
-    validation: float = 0.05
-    """Fraction of each task's training images to hold out for validation, in [0, 1)."""
-    validation_seed: int | None = None
-    """Seed that draws the validation images; none: the run's seed. The published code of SGP uses 0."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, TASKS)
-        check.in_range("order", self.order, 0, len(ORDERS) - 1)
-        check.one_of("pixels", self.pixels, ("true", "scrambled"))
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
-
-
-def get_shape(settings: Superclass) -> tuple[tuple[int, ...], list[int]]:
-    """Return the shape of one image and the number of classes of each head."""
-    return cifar.SHAPE, [CLASSES] * TASKS
 
 
 def load_stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
@@ -101,14 +67,3 @@ def scale_scrambled(images: Tensor) -> Tensor:
     """
     count, channels, height, width = images.shape
     return scale(images.reshape(count, height, width, channels).permute(0, 3, 1, 2).contiguous())
-
-
-BENCHMARK = Benchmark(
-    name="cifar100-superclass",
-    description="CIFAR-100 in twenty tasks of five related classes, in one of five orders.",
-    settings=Superclass,
-    stream=load_stream,
-    shape=get_shape,
-    network="lenet",
-    datasets=(cifar.CIFAR100.name,),
-)

@@ -1,5 +1,6 @@
 """A multilayer perceptron."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -32,3 +33,8 @@ class MLP(HeadedNetwork):
         for layer in self.hidden:
             x = layer(x).relu()
         return x
+
+
+def build_mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:
+    """Build a perceptron with two hidden layers of 100 for inputs of any shape."""
+    return MLP((math.prod(inputs), 100, 100), heads, bias=bias)
