@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sgp.experiments.allocator import keep_freed_memory
 from sgp.experiments.config import AnyConfig
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.seeds import derive_seed
@@ -52,6 +53,7 @@ class Experiment(ABC):
 
     def run(self) -> None:
         """Learn all tasks that are not learned yet."""
+        keep_freed_memory()
         progress, parts = self.folder.load() or ({"task": 0}, {})
         if parts:
             # The method comes first: it may have to grow the network before the weights fit.
