@@ -1,4 +1,4 @@
-"""Permuted digits: the same images in another order of pixels, the same split every time. Split digits: two a task."""
+"""Permuted digits are the same images in another order of pixels; split digits are two classes a task."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_each_class_has_a_fifth_of_its_images_in_the_test_set() -> None:
     torch.testing.assert_close(test / (train + test), torch.full((CLASSES,), 0.2), atol=0.005, rtol=0)
 
 
-def test_inputs_are_standardised_by_the_training_images() -> None:
+def test_inputs_are_standardized_by_the_training_images() -> None:
     (task,) = tasks(permute_digits(tasks=1))
     assert float(task.train.inputs.mean()) == pytest.approx(0, abs=1e-5)
     assert float(task.train.inputs.std()) == pytest.approx(1, abs=1e-5)
@@ -71,14 +71,14 @@ def test_another_seed_gives_other_orders_of_pixels() -> None:
     assert not torch.equal(first.train.inputs, second.train.inputs)
 
 
-def test_the_global_random_state_is_left_alone() -> None:
+def test_the_global_random_state_does_not_change() -> None:
     before = torch.get_rng_state()
     tasks(permute_digits(2))
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("arguments", [{"tasks": 0}, {"seed": -1}])
-def test_bad_numbers_are_refused_by_name(arguments: dict[str, int]) -> None:
+def test_invalid_numbers_are_named_in_the_error(arguments: dict[str, int]) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=name):
         permute_digits(**arguments)
@@ -106,7 +106,7 @@ def test_split_digits_are_five_tasks_at_most() -> None:
 
 
 @pytest.mark.parametrize("kind", ["permuted", "split"])
-def test_the_benchmark_holds_out_images_by_the_runs_seed_or_its_own(kind: str) -> None:
+def test_validation_images_are_drawn_by_the_runs_seed_or_the_settings(kind: str) -> None:
     whole = (permute_digits(1, seed=4) if kind == "permuted" else split_digits(1))[0]
     for settings, seed in ((Digits(kind=kind, tasks=1), 4), (Digits(kind=kind, tasks=1, validation_seed=9), 9)):  # type: ignore[arg-type]
         task = load_stream(settings, None, 4)[0]

@@ -1,4 +1,4 @@
-"""Split miniImageNet: which classes a task has, and what becomes of the images."""
+"""Split miniImageNet draws the classes of a task as published and standardizes the images."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_task_has_its_five_classes(images: ImageSet, tmp_path: Path, class_see
     torch.testing.assert_close(task.test.inputs, (images.test[mine].float() / 255 - mean) / deviation)
 
 
-def test_classes_and_validation_have_seeds_of_their_own(images: ImageSet, tmp_path: Path) -> None:
+def test_classes_and_validation_have_separate_seeds(images: ImageSet, tmp_path: Path) -> None:
     fixed = SplitMiniImageNet(class_seed=1, validation_seed=2)
     first, second = load_stream(fixed, tmp_path, 3)[0], load_stream(fixed, tmp_path, 4)[0]
     assert torch.equal(first.validation.inputs, second.validation.inputs)

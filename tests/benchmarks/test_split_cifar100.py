@@ -33,7 +33,7 @@ def test_a_task_has_ten_classes_and_all_their_images(images: ImageSet, tmp_path:
         assert task.test.labels.bincount(minlength=10).tolist() == [2] * 10
 
 
-def test_inputs_are_the_images_standardised_as_published(images: ImageSet, tmp_path: Path) -> None:
+def test_inputs_are_the_images_standardized_as_published(images: ImageSet, tmp_path: Path) -> None:
     task = load_stream(SplitCIFAR100(), tmp_path, 0)[3]
     mine = (images.test_labels >= 30) & (images.test_labels < 40)
     mean = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1)

@@ -18,7 +18,7 @@ def images(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
     return made
 
 
-def test_superclasses_share_the_classes_out() -> None:
+def test_every_class_belongs_to_one_superclass() -> None:
     members = [label for labels in SUPERCLASSES.values() for label in labels]
     assert sorted(members) == list(range(100))
     assert all(labels == tuple(sorted(labels)) for labels in SUPERCLASSES.values())

@@ -1,4 +1,4 @@
-"""Small data sets, in memory and written in the published formats."""
+"""Create small data sets, in memory and in files of the published formats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def random_pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uin
 
 
 def image_set(classes: int, train_each: int, test_each: int, side: int = 32, channels: int = 3) -> ImageSet:
-    """Random images in random order."""
+    """Create random images in random order."""
     parts = []
     for seed, each in enumerate((train_each, test_each)):
         labels = np.random.default_rng(seed).permutation(np.arange(classes).repeat(each))
@@ -47,7 +47,7 @@ def dump(path: Path, content: object, protocol: int = 2) -> None:
 
 
 def write_cifar(directory: Path, form: cifar.Format, protocol: int = 2) -> ImageSet:
-    """A CIFAR in its own folder; what was written."""
+    """Write a CIFAR into its own folder, and return its images."""
     names = [f"class {label}" for label in range(form.classes)]
     images = image_set(form.classes, form.train.each, form.test.each)
     dump(directory / form.folder / form.meta, {form.names: names}, protocol)
@@ -78,7 +78,7 @@ def write_mnist(folder: Path, form: idx.Format, *, packed: bool = False) -> None
 
 
 def write_picture(path: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """pixels: [h, w, 3] or [h, w]; PNG whatever the name, so that they come back to the bit."""
+    """Write pixels, [h, w, 3] or [h, w], as PNG whatever the name, so that they are read back to the bit."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def write_picture(path: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> No
 
 
 def picture(name: str, number: int, side: int = 84) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The image of a class with a number."""
+    """Create the image of a class with a number."""
     return random_pixels(side, side, 3, seed=int(name[1:]) * 1000 + number)
 
 

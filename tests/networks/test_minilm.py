@@ -1,4 +1,4 @@
-"""The pretrained encoder: real weights, padding that does not count, heads on the mean."""
+"""The pretrained encoder has its real weights, ignores padding, and has heads on the mean."""
 
 from importlib.util import find_spec
 
@@ -35,7 +35,7 @@ def test_the_weights_are_the_pretrained_ones(network: MiniLM) -> None:
     assert likeness[0, 1] > 0.5 > likeness[0, 2]
 
 
-def test_padding_changes_nothing(network: MiniLM) -> None:
+def test_padding_does_not_change_the_logits(network: MiniLM) -> None:
     with torch.no_grad():
         short, long = (network(tokenize(TEXTS, length), 1) for length in (10, 16))
         alone = network(tokenize(TEXTS[:1], 16), 1)
@@ -44,7 +44,7 @@ def test_padding_changes_nothing(network: MiniLM) -> None:
     assert long.shape == (3, 5)
 
 
-def test_the_mask_fits_what_the_layers_see(network: MiniLM) -> None:
+def test_the_mask_has_the_shape_of_the_layers_inputs(network: MiniLM) -> None:
     tokens = tokenize(TEXTS, 16)
     seen: list[torch.Size] = []
     handle = network.encoder.encoder.layer[0].attention.self.query.register_forward_pre_hook(
@@ -56,6 +56,6 @@ def test_the_mask_fits_what_the_layers_see(network: MiniLM) -> None:
     assert network.token_mask(tokens).sum().item() == int((tokens != PADDING).sum())
 
 
-def test_another_shape_than_a_length_is_refused() -> None:
+def test_a_shape_that_is_not_a_length_raises_an_error() -> None:
     with pytest.raises(ValueError, match=r"\(3, 32, 32\)"):
         MiniLM((3, 32, 32))

@@ -1,4 +1,4 @@
-"""What BatchNorm divides by: two choices, and no third."""
+"""BatchNorm normalizes by batch statistics or by stored ones."""
 
 import pytest
 
@@ -10,6 +10,6 @@ def test_only_stored_statistics_are_running_averages() -> None:
     assert not tracks_running_stats("batch")
 
 
-def test_an_unknown_kind_of_statistics_is_refused_by_name() -> None:
+def test_an_unknown_kind_of_statistics_raises_an_error() -> None:
     with pytest.raises(ValueError, match="'running'"):
         tracks_running_stats("running")  # type: ignore[arg-type]

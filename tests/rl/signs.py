@@ -1,6 +1,6 @@
-"""A game that is small enough for tests: a sign shows which action pays, and a game is a few signs long.
+"""A small game for tests: a sign shows which action is rewarded, and a game is a few signs long.
 
-It is also a file for `sgp run --import`.
+The file is also imported by `sgp run --import`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ PAY = 7.0
 
 @dataclass(frozen=True)
 class Signs:
-    """Signs that say what to do."""
+    """Settings of the game of signs."""
 
     games: str = "two,three"
-    """Which: two, three or five actions."""
+    """Names of the games, by their number of actions: two, three or five."""
     length: int = 6
-    """Of a game."""
+    """Length of a game in steps."""
     cut: int = 1000
-    """A game is cut off after so many steps."""
+    """Number of steps after which a game is truncated."""
 
 
 class SignEnv(GameEnv):

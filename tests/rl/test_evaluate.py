@@ -1,4 +1,4 @@
-"""Evaluations play greedily, count what they should, and repeat themselves."""
+"""Evaluations play greedily, count the right games, and are deterministic."""
 
 import numpy as np
 import pytest

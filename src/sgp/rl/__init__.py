@@ -21,14 +21,11 @@ NEEDED = {"atari": ("ale_py",), "minatar": ("minatar",)}
 def load_games(benchmark: str, settings: Any) -> GameStream:
     """Load the games of a benchmark.
 
+    A missing package raises ImportError, an unknown game UnknownName, and a game that cannot be started GameError.
+
     Args:
         benchmark: Name of a benchmark of games.
         settings: Its settings.
-
-    Raises:
-        ImportError: An optional package is not installed; the message says what to install.
-        UnknownName: There is no such game.
-        GameError: A game cannot be started.
     """
     for module in ("gymnasium", "stable_baselines3", *NEEDED.get(benchmark, ())):
         import_extra(module)

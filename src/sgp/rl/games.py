@@ -214,10 +214,6 @@ def make_stream(
         known: Names of all games.
         inputs: Shape of an observation.
         make: Function `make(name, copies, threads)` that creates copies of a game.
-
-    Raises:
-        UnknownName: There is no such game; the message has the nearest names.
-        GameError: A game cannot be started.
     """
     scales = scores(benchmark)
     tasks = []

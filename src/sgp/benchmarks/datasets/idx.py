@@ -58,9 +58,10 @@ FASHION = Format(
 def read(directory: Path, form: Format = MNIST) -> ImageSet:
     """Read the data set; images are [n, 1, 28, 28]. The number of images of each class identifies a complete one.
 
+    Files that are missing, truncated or not the published ones raise DamagedData.
+
     Raises:
         MissingData: There is no such data set.
-        DamagedData: A file is missing, truncated or not the published one.
     """
     name = "train-labels-idx1-ubyte"
     folder = find_folder(directory, form.folders, name) or find_folder(directory, form.folders, f"{name}.gz")

@@ -26,14 +26,13 @@ def list_pictures(folder: Path) -> list[Path]:
 def decode_pictures(paths: Sequence[Path], mode: str, side: int, resample: str) -> Tensor:
     """Decode image files to [n, c, side, side], uint8, and resize those of another size.
 
+    A file that cannot be decoded raises DamagedData.
+
     Args:
         paths: Image files.
         mode: Mode of Pillow: "RGB" or "L".
         side: Height and width.
         resample: Resampling filter of Pillow, such as "BILINEAR" or "LANCZOS".
-
-    Raises:
-        DamagedData: A file cannot be decoded.
     """
     pillow = import_extra("PIL.Image")
     channels = len(mode)

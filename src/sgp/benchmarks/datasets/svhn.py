@@ -33,9 +33,10 @@ PUBLISHED = Counts(
 def read(directory: Path, counts: Counts = PUBLISHED) -> ImageSet:
     """Read the data set from its two .mat files; images are [n, 3, 32, 32].
 
+    Files that are missing, truncated or not the published ones raise DamagedData.
+
     Raises:
         MissingData: There is no such data set.
-        DamagedData: A file is missing, truncated or not the published one.
     """
     folder = find_folder(directory, ("svhn", "SVHN", ""), "train_32x32.mat")
     if folder is None:
