@@ -131,7 +131,7 @@ def _speeds() -> list[str]:
         | {column: as_ratio(row[key]) for column, key in ratios.items()}
         for row in measured["rows"]
     ]
-    caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
+    caption = f"`make bench` on {machine}; medians over interleaved rounds, all of them in [bench.json](bench.json)."
     return ["### Speed and memory", "", *_table(("measured", "against", *ratios), rows), "", caption, ""]
 
 
