@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sgp.methods import Moment
 from sgp.methods.den import DEN, DENSettings
 from sgp.networks import MLP
-from sgp.networks.widen import outside
+from sgp.networks.widen import mask_new_entries
 
 START = Moment(0, 0.0, 0.0)
 
@@ -329,7 +329,7 @@ def test_every_network_goes_through_all_phases(kind: str) -> None:
     method._current = "2"
     before = [get_logits(method, task, shape) for task in (0, 1)]
     with torch.no_grad():
-        for name, mask in outside(method.network, method.axes, first).items():
+        for name, mask in mask_new_entries(method.network, method.axes, first).items():
             method.network.get_parameter(name)[mask] += 1
     assert torch.equal(get_logits(method, 0, shape), before[0])
     assert not torch.equal(get_logits(method, 1, shape), before[1])
