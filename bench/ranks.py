@@ -137,7 +137,7 @@ def ranks(memory: sgp.GradientMemory) -> dict[str, int]:
 
 
 def importances(memory: sgp.GradientMemory) -> dict[str, dict[str, float]]:
-    """Of each layer: how many bases are fully blocked, and the free capacity."""
+    """Return how many bases of each layer are fully blocked, and its free capacity."""
     return {name: {"blocked": s.blocked, "free": round(s.free, 4)} for name, s in memory.subspaces.items()}
 
 

@@ -22,7 +22,7 @@ from sgp.experiments.summary import Summary, read_summary
 
 
 def written(path: Path, config: Config, rows: list[list[float]], *, end: bool = True) -> Path:
-    """A run's folder as a run leaves it, without the run."""
+    """Write the folder of a run without running it."""
     with RunFolder.begin(path, config, resume=False) as folder:
         for task, row in enumerate(rows):
             folder.log("epoch", task=task, seconds={"train": 90.0})
@@ -87,7 +87,7 @@ def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path, capsys: pyte
     assert main(["show", str(path)]) == 0
     output = capsys.readouterr().out
     assert "ACC 90.00 %\n" in output
-    assert "not finished: go on with `sgp run RUN --resume`" in output
+    assert "not finished: resume with `sgp run RUN --resume`" in output
     empty = written(tmp_path / "empty", configure("digits", "gpm"), [], end=False)
     assert main(["show", str(empty)]) == 0
     assert "no task has been learned yet" in capsys.readouterr().out

@@ -125,7 +125,7 @@ def _lines(summary: Summary) -> list[str]:
     if summary.free:
         lines.append(f"free: {_free(summary.free)}")
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 

@@ -9,7 +9,7 @@ from sgp.projection.layer_types import ConvType, register_layer
 
 
 class CornerConv2d(nn.Conv2d):
-    """A convolution whose patches for a memory are taken in steps of one from the corner, as many as it has outputs.
+    """Convolution whose patches for a memory start at the corner and move by one, as many as it has outputs.
 
     For a frame of 84 x 84 pixels and filters of 8 with stride 4, they cover only the upper left 27 x 27 pixels.
     """
