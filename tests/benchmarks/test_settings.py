@@ -24,7 +24,7 @@ def test_the_benchmarks_are_registered_under_their_names() -> None:
 
 
 def test_the_registry_needs_nothing_but_the_core() -> None:
-    optional = ["sklearn", "PIL", "scipy", "pooch", "tyro"]
+    optional = ["sklearn", "PIL", "scipy", "pooch"]
     script = (
         f"import sys; sys.modules.update(dict.fromkeys({optional!r}));"
         "from sgp.benchmarks import BENCHMARKS; assert list(BENCHMARKS)"

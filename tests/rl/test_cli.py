@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
-
 from rl import signs
 from rl.small import SMALL
 

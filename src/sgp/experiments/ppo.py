@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sgp.experiments.config import GameConfig
+from sgp.experiments.device import find_device
 from sgp.experiments.evaluation import split_rows
 from sgp.experiments.experiment import Callback, Experiment
 from sgp.experiments.folder import RunError, RunFolder
@@ -125,7 +126,7 @@ class PPOTrainer(Experiment):
             failure = error
         # Also checked where nothing has failed yet: such weights must not get into a checkpoint.
         with torch.no_grad():
-            logits = self.network(torch.from_numpy(agent.observations), position)
+            logits = self.network(torch.from_numpy(agent.observations).to(self.device), position)
         if not bool(logits.isfinite().all()):
             raise RunError(
                 f"policy logits became NaN or infinite in update {agent.update} of {self.stream.names[position]}; try "
@@ -162,7 +163,7 @@ class PPOTrainer(Experiment):
     def _finish_game(self, position: int, agent: Agent) -> None:
         """Consolidate a game that was learned, and evaluate all games so far."""
         with self._timed("consolidate"), self._seeded("consolidate", position):
-            self.consolidate(position, agent.get_states())
+            self.consolidate(position, agent.get_states().to(self.device))
         self._log(
             "game",
             task=position,
@@ -239,4 +240,4 @@ def build_agent(config: GameConfig, stream: GameStream) -> ActorCritic:
         use_corner_patches(network)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network
+    return network.to(find_device(config))

@@ -86,7 +86,7 @@ class Agent(PPO):
             ent_coef=training.entropy_weight,
             vf_coef=training.value_weight,
             max_grad_norm=training.max_norm,
-            device="cpu",
+            device=next(network.parameters()).device,
             policy_kwargs={
                 "features_extractor_class": SharedTrunk,
                 "features_extractor_kwargs": {"network": network, "game": game},

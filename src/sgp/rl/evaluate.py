@@ -24,9 +24,10 @@ def play_games(network: ActorCritic, game: int, env: GameEnv, *, games: int, eac
     observations = env.reset()
     scores: list[float] = []
     finished: set[int] = set()
+    device = next(network.parameters()).device
     while len(scores) < games:
-        actions = network(torch.from_numpy(observations), game).argmax(dim=1)
-        observations, _, _, infos = env.step(actions.numpy())
+        actions = network(torch.from_numpy(observations).to(device), game).argmax(dim=1)
+        observations, _, _, infos = env.step(actions.cpu().numpy())
         for copy, info in enumerate(infos):
             if "score" in info and not (each and copy in finished):
                 finished.add(copy)

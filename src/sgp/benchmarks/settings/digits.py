@@ -9,6 +9,9 @@ from sgp.benchmarks.benchmark import Benchmark
 from sgp.lazy import Deferred
 from sgp.settings import MAX_SEED, Settings, setting
 
+PIXELS = 64
+CLASSES = 10
+
 
 @dataclass(frozen=True)
 class Digits(Settings):
@@ -25,11 +28,17 @@ class Digits(Settings):
     """Seed that draws the validation images; none: the run's seed."""
 
 
+def shape(settings: Digits) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image as a row, and the number of classes of each head."""
+    return (PIXELS,), [CLASSES] if settings.kind == "permuted" else [2] * min(settings.tasks, CLASSES // 2)
+
+
 BENCHMARK = Benchmark(
     name="digits",
     description="Handwritten digits of 8 x 8 pixels, permuted or split; needs no download and takes a minute.",
     settings=Digits,
     stream=Deferred("sgp.benchmarks.digits:load_stream"),
+    shape=shape,
     network="mlp",
     datasets=(),
 )
