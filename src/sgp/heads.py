@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import Anchor, extend_rows, has_grown, list_tensors
-from sgp.projection.collect import evaluation_pass, move_batch
+from sgp.projection.batches import evaluation_pass, move_batch
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.precision import full_precision, has_float64
 from sgp.projection.sharded import find_fsdp_modules

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from sgp.projection.collect import find_sampler
+from sgp.projection.batches import find_sampler
 from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Bases
 from sgp.projection.tokens import TokenCounts, load_bases

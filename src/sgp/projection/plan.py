@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.collect import collect_inputs, count_samples, get_mask
+from sgp.projection.batches import count_samples, get_mask
+from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import STRIP, InputGram
 from sgp.projection.layer import ProtectedLayer
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sgp.patterns import check_patterns, find_pattern
+from sgp.projection.batches import warn_unless_shuffled
 from sgp.projection.caller_warning import warn_caller
-from sgp.projection.collect import collect_inputs, warn_unless_shuffled
+from sgp.projection.collect import collect_inputs
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
 from sgp.projection.layer import ProtectedLayer
