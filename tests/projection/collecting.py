@@ -26,8 +26,7 @@ def collect_grams(
     """Return what one pass collects, with products in float64."""
     layers = list(scan_model(model, ScanRules(bias=bias)).layers.values())
     limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in layers}
-    precise = {g.name: True for g in layers}
-    return collect_inputs(model, batches, layers, forward=forward, samples=limits, precise=precise, mask=mask)
+    return collect_inputs(model, batches, layers, forward=forward, samples=limits, mask=mask)
 
 
 def gram(inputs: InputGram) -> Tensor:

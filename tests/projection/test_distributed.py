@@ -16,8 +16,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 import sgp
 from sgp import storage
+from sgp.projection import sketch
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
+from sgp.projection.subspace import Subspace
 
 # Few rows for the wide layer, many for the narrow one: both forms of a statistic; and tokens.
 SAMPLES = 23
@@ -64,6 +66,37 @@ def learn(model: nn.Module, memory: sgp.GradientMemory, loaders: list[Any], **op
     memory.update(loaders[1], **options)
 
 
+WIDTH = 512
+
+
+def draw_wide(kind: str) -> Tensor:
+    """Return rows of fast falling energy; of the second process's rows, ``"late"`` ones end in other directions."""
+    generator = torch.Generator().manual_seed(7)
+    turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
+    rows = (torch.randn(3000, WIDTH, generator=generator) / torch.arange(1, WIDTH + 1) ** 1.5) @ turn
+    if kind == "late":
+        rows[-300:] = torch.randn(300, WIDTH, generator=generator)
+    return rows
+
+
+def update_wide(kind: str, rank: int) -> dict[str, Any]:
+    """Two updates of a wide layer whose inputs are not collected in float64; the ranks have unequal shares."""
+    sketch.LEAST_BUFFER, sketch.ROWS_PER_PRODUCT = 32, 32
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3, bias=False)
+    memory = sgp.GradientMemory(model, threshold=0.95, gram="float32" if kind == "float32" else "sketch")
+    own = draw_wide(kind)[: 1200 if rank == 0 else None][0 if rank == 0 else 1200 :]
+    reports = [memory.update(list(own.split(100))) for _ in range(2)]
+    bases = memory.subspaces["(model)"]
+    assert isinstance(bases, Subspace)
+    rows, basis = draw_wide(kind).double(), bases.basis[0].double()
+    return {
+        "digest": storage.digest(memory.state_dict()),
+        "captured": float((rows @ basis).square().sum() / rows.square().sum()),
+        "reports": [[(layer.path, layer.passes, layer.captured, layer.added) for layer in r.layers] for r in reports],
+    }
+
+
 def native_threads() -> list[str]:
     """The names of this process's threads, of whatever language."""
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
@@ -85,6 +118,8 @@ def process(out: str, mode: str) -> None:
             learn(model, memory, loaders, samples=7)
         elif mode == "alone":
             memory.update(loaders[0], distributed=False)
+        elif mode.startswith("wide"):
+            outcome |= update_wide(mode.partition(" ")[2], rank)
         elif mode == "fails":
             memory.update([data(0).tensors[0]] if rank == 0 else [])
         elif mode == "settings":
@@ -93,7 +128,8 @@ def process(out: str, mode: str) -> None:
             memory.update(loaders[0], samples=1)
     except (ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
-    outcome["digest"] = storage.digest(memory.state_dict())
+    outcome.setdefault("digest", "")
+    outcome["digest"] += storage.digest(memory.state_dict())
     outcome["tasks"] = memory.tasks
     if mode in ("whole", "few"):
         memory.save(Path(out) / f"{rank}.safetensors")
@@ -136,6 +172,21 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
     weights = torch.load(tmp_path / "0.pt", weights_only=True)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "path", "passes"), [("float32", "float32", 1), ("sketch", "sketch", 1), ("late", "float32", 2)]
+)
+def test_wide_layers_are_certified_over_all_processes(kind: str, path: str, passes: int, tmp_path: Path) -> None:
+    outcomes = processes(__file__, tmp_path, f"wide {kind}")
+    assert "error" not in outcomes[0], outcomes[0]["error"]
+    assert outcomes[0]["digest"] == outcomes[1]["digest"]
+    assert outcomes[0]["reports"] == outcomes[1]["reports"]
+    ((first,), (second,)) = outcomes[0]["reports"]
+    assert first[:2] == [path, passes]
+    assert 0.95 <= first[2] <= outcomes[0]["captured"] + 1e-6
+    assert second[3] == 0
 
 
 @pytest.mark.slow

@@ -145,6 +145,7 @@ class GPM(Method[GPMSettings]):
             bias=settings.bias,
             rest=self._rest(settings),
             numerics=Numerics(settings.first_rank, settings.truncation, settings.orthogonalise),
+            gram="float64",
             # The run's own checkpoint has the weights.
             anchor=False,
         )

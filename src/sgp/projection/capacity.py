@@ -222,6 +222,11 @@ def _count_kinds(names: Sequence[str]) -> list[str]:
     ]
 
 
+def group_names(names: Sequence[str]) -> str:
+    """Return names in one line; those that differ in numbers only are counted."""
+    return ", ".join(_count_kinds(names))
+
+
 def _list_names(title: str, names: Sequence[str]) -> Group:
     if not names:
         return Group()

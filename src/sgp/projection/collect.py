@@ -19,9 +19,12 @@ from sgp.projection.batches import (
     make_forward,
     move_batch,
 )
-from sgp.projection.gram import InputGram
+from sgp.projection.gram import GramPath, InputGram
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.layer_types import LayerType, get_layer_type
+from sgp.projection.precision import full_precision
+from sgp.projection.sketch import WideGram
+from sgp.projection.subspace import Subspace
 from sgp.projection.tokens import TokenCounts
 
 # The input of a convolution is unfolded for as many samples at a time as fit in this many bytes.
@@ -35,9 +38,11 @@ def collect_inputs(
     *,
     forward: Callable[[Any], Any] | None = None,
     samples: Mapping[str, int | None],
-    precise: Mapping[str, bool],
+    paths: Mapping[str, GramPath] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
     in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
+    on_batch: Callable[[], None] | None = None,
+    is_enough: Callable[[Mapping[str, InputGram]], bool] | None = None,
 ) -> dict[str, InputGram]:
     """Run one pass over the batches and return the Gram matrix of every layer that saw an input.
 
@@ -49,23 +54,25 @@ def collect_inputs(
         layers: Layers whose inputs are collected.
         forward: Function that runs one batch through the model, for batches of any other kind.
         samples: Number of samples to use of each layer; None for all.
-        precise: Whether products of a layer's inputs are computed in float64.
+        paths: How the inputs of each layer are collected; with products and sums in float64 by default.
         mask: Function that returns which positions of a batch count, [samples, positions], or None if all do. Without
             it, the ``attention_mask`` of a dict, or of a tuple that contains one, is used.
         in_step: Function that runs the batches of several processes in lockstep. It may run the last batch again,
             which is not counted, and every pass is completed.
+        on_batch: Function that is called after each batch.
+        is_enough: Function that tells from the Gram matrices after a batch whether the pass may end.
 
     Raises:
         FloatingPointError: An input holds NaN or an infinity; the message names the layer.
         TypeError: The mask of a batch is not a tensor.
         ValueError: There is no batch, or a batch or its mask cannot be understood.
     """
-    collector = _Collector(model, layers, samples, precise, mask, can_stop=in_step is None)
+    collector = _Collector(model, layers, samples, paths or {}, mask, can_stop=in_step is None)
     run = forward or make_forward(model)
     limits = [samples[layer.name] for layer in layers]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
     with evaluation_pass(model, batches), collector.register_hooks():
-        (in_step or _run_all)(collector.iterate(batches, most), run)
+        (in_step or _run_all)(collector.iterate(batches, most, on_batch, is_enough), run)
     return collector.grams
 
 
@@ -82,7 +89,7 @@ class _Collector:
         model: nn.Module,
         layers: Sequence[ProtectedLayer],
         samples: Mapping[str, int | None],
-        precise: Mapping[str, bool],
+        paths: Mapping[str, GramPath],
         mask: Callable[[Any], Tensor | None] | None,
         *,
         can_stop: bool,
@@ -90,7 +97,7 @@ class _Collector:
         self.samples_seen = 0  # samples of the batches that are complete
         self._model = model
         self._samples = samples
-        self._precise = precise
+        self._paths = {layer.name: paths.get(layer.name, GramPath()) for layer in layers}
         self._get_mask = mask
         self._mask: Tensor | None = None
         self._call_mask: Tensor | None = None  # mask of the module call that is being read
@@ -116,13 +123,23 @@ class _Collector:
         """
         return {name: shared.gram for name, shared in self._shared.items() if shared.gram.count}
 
-    def iterate(self, batches: Iterable[Any], most: int | None) -> Iterator[Any]:
+    def iterate(
+        self,
+        batches: Iterable[Any],
+        most: int | None,
+        on_batch: Callable[[], None] | None,
+        is_enough: Callable[[Mapping[str, InputGram]], bool] | None,
+    ) -> Iterator[Any]:
         """Yield batches up to a number of samples, and record module calls until the next one is requested."""
         for batch in batches:
             batch = move_batch(batch, self._model)
             self._begin(batch)
             yield batch
             self._end()
+            if on_batch is not None:
+                on_batch()
+            if is_enough is not None and is_enough(self.grams):
+                return
             if most is not None and self.samples_seen >= most:
                 return
         if self.samples_seen == 0:
@@ -228,7 +245,10 @@ class _Collector:
             return None
         unfolding = _get_type(module).get_sharing_key(module)
         has_positions_first = layer.sources[0].module in self._positions_first
-        return unfolding, layer.bias is None, self._precise[layer.name], self._samples[layer.name], has_positions_first
+        path, limit = self._paths[layer.name], self._samples[layer.name]
+        # A sketch is of what the layer's own bases leave over; Gram matrices of one precision are the same.
+        how = (path, id(path.omega), id(layer.subspace)) if path.kind == "sketch" else (path.kind, path.is_precise)
+        return unfolding, layer.bias is None, how, limit, has_positions_first
 
     def _count_wanted(self, layer: ProtectedLayer, items: int) -> int:
         """Return how many items along dimension 0 of an input belong to the samples that a layer still needs."""
@@ -268,7 +288,16 @@ class _Collector:
         if layer_type.is_lookup:
             return TokenCounts(layer.weight.tensor.shape[0])
         groups, _, inputs = layer_type.unfold_rows(module, tensor[:1]).shape
-        return InputGram(groups, inputs, constant=layer.bias is not None, precise=self._precise[layer.name])
+        path, constant = self._paths[layer.name], layer.bias is not None
+        if path.kind == "float64":
+            return InputGram(groups, inputs, constant=constant, precise=path.is_precise)
+        subspace = layer.subspace if path.kind == "sketch" else None
+        basis = None
+        if isinstance(subspace, Subspace):
+            basis = subspace.get_orthonormal_basis(tensor.device, torch.float32)[0]
+        return WideGram(
+            inputs, path.threshold, constant=constant, basis=basis, can_sketch=path.kind == "sketch", omega=path.omega
+        )
 
     def _add(self, name: str, layer: ProtectedLayer, module: nn.Module, gram: InputGram, tensor: Tensor) -> None:
         layer_type = _get_type(module)
@@ -283,7 +312,8 @@ class _Collector:
         step = max(1, BYTES_PER_CHUNK // max(1, layer_type.unfold_rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):
             try:
-                gram.add(layer_type.unfold_rows(module, chunk))
+                with full_precision(chunk.device):  # the user's forward may run inside autocast
+                    gram.add(layer_type.unfold_rows(module, chunk))
             except FloatingPointError:
                 raise FloatingPointError(
                     f"layer {name or '(model)'!r}: its input holds NaN or an infinity, or numbers too large to square; "

@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from sgp.projection.batches import find_sampler
 from sgp.projection.gram import InputGram
+from sgp.projection.sketch import WideGram
 from sgp.projection.subspace import Bases
 from sgp.projection.tokens import TokenCounts, load_bases
 
@@ -28,6 +29,7 @@ if dist.is_available():
     import torch.distributed.nn.functional
 
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class _Seen:
     groups: int
     inputs: int
     constant: bool
+    is_wide: bool
+    sketch: tuple[int, int] | None  # numbers of bases and of test directions
 
 
 class ProcessGroup:
@@ -131,11 +135,24 @@ class ProcessGroup:
         merged: dict[str, InputGram] = {}
         for number, members in enumerate(together.values()):
             parts = [each.get(members[0]) for each in seen]
-            owner = number % self.size
+            having = [rank for rank, part in enumerate(parts) if part is not None]
+            owner = having[number % len(having)]
             total = self._sum(statistics.get(members[0]), [part for part in parts if part is not None], owner)
             if self.rank == owner:
                 merged |= dict.fromkeys(members, total)
         return merged, set(names)
+
+    def gather_lists(self, own: list[V]) -> list[V]:
+        """Return the lists of all processes, one after another."""
+        return own if self.size == 1 else [item for each in self._gathered(own) for item in each]
+
+    def broadcast_object(self, value: V) -> V:
+        """Return what the first process has, on all."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def broadcast_bases(self, own: Mapping[str, Bases]) -> dict[str, Bases]:
         """Bases that this process has computed, and those of all others."""
@@ -181,6 +198,11 @@ class ProcessGroup:
             whole = InputGram(shape.groups, shape.inputs, constant=shape.constant, precise=True)
             whole.add(rows[..., : shape.inputs])
             return whole
+        if shape.is_wide:
+            wide = (
+                mine if isinstance(mine, WideGram) else WideGram.make_zero(shape.inputs, shape.constant, shape.sketch)
+            )
+            return wide.reduce(lambda tensor: self._reduced(tensor, owner), count)
         gram = torch.zeros(shape.groups, d, d, dtype=torch.float64, device="cpu")
         if mine is not None:
             rows = mine.get_rows()
@@ -240,4 +262,6 @@ def _seen(statistic: InputGram, numbers: Mapping[int, int]) -> _Seen:
         statistic.groups,
         statistic.inputs,
         statistic.constant,
+        isinstance(statistic, WideGram),
+        statistic.sketch_shape if isinstance(statistic, WideGram) else None,
     )

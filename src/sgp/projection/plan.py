@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sgp.projection.batches import count_samples, get_mask
 from sgp.projection.collect import collect_inputs
-from sgp.projection.gram import STRIP, InputGram
+from sgp.projection.gram import STRIP, GramPath, InputGram
 from sgp.projection.layer import ProtectedLayer
 
 # FLOPs of a symmetric eigendecomposition with vectors over d^3, and of a thin SVD over n^2 d.
@@ -76,6 +76,7 @@ def plan_update(
     model: nn.Module,
     passes: Sequence[Sequence[ProtectedLayer]],
     samples: Mapping[str, int],
+    paths: Mapping[str, GramPath],
     *,
     batch: Any = None,
     forward: Callable[[Any], Any] | None = None,
@@ -87,6 +88,7 @@ def plan_update(
         model: As in an update.
         passes: Protected layers by pass over the data.
         samples: Number of samples of each layer.
+        paths: How the inputs of each layer are collected.
         batch: Batch that shows how many rows each layer makes of a sample, and which layers share their input;
             without it one row of each sample is counted, and the model's own work is not.
         forward: As in an update.
@@ -100,7 +102,7 @@ def plan_update(
         size = count_samples(batch, get_mask(batch, mask)) or 1
         for members in passes:  # as an update collects: layers of two passes do not share
             start = time.perf_counter()
-            grams = _collect_batch(model, batch, members, forward, mask)
+            grams = _collect_batch(model, batch, members, paths, forward, mask)
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:
@@ -123,11 +125,12 @@ def _collect_batch(
     model: nn.Module,
     batch: Any,
     layers: Sequence[ProtectedLayer],
+    paths: Mapping[str, GramPath],
     forward: Callable[[Any], Any] | None,
     mask: Callable[[Any], Tensor | None] | None,
 ) -> dict[str, InputGram]:
-    everything, exact = {layer.name: None for layer in layers}, {layer.name: False for layer in layers}
-    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, precise=exact, mask=mask)
+    everything: dict[str, int | None] = {layer.name: None for layer in layers}
+    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, paths=paths, mask=mask)
 
 
 def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
