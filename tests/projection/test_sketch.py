@@ -207,9 +207,9 @@ def test_inputs_that_are_all_zero_need_no_bases() -> None:
 
 def test_subspace_iteration_gives_up_where_too_many_directions_are_needed() -> None:
     matrix = torch.eye(64)
-    options: dict[str, Any] = {"rounds": 2, "device": torch.device("cpu")}
-    assert find_leading(lambda columns: matrix @ columns, 64, 64.0, 20.0, **options) is None
-    found = find_leading(lambda columns: matrix @ columns, 64, 64.0, 50.0, **options)
+    cpu = torch.device("cpu")
+    assert find_leading(lambda columns: matrix @ columns, 64, 64.0, 20.0, sketch.THOROUGH, cpu) is None
+    found = find_leading(lambda columns: matrix @ columns, 64, 64.0, 50.0, sketch.THOROUGH, cpu)
     assert found is not None
     values, columns = found
     assert float(values.sum()) >= 14

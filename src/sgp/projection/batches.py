@@ -193,7 +193,7 @@ def evaluation_pass(model: nn.Module, batches: Iterable[Any]) -> Iterator[None]:
                 module.training = training
             for module, name, buffer, value in buffers:
                 module._buffers[name] = buffer
-                if not torch.equal(buffer, value):
+                if not (buffer.is_meta or torch.equal(buffer, value)):
                     buffer.copy_(value)
 
 

@@ -187,10 +187,10 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     """Return a row for each kind of layers: those whose names differ in numbers only."""
     kinds: dict[tuple[str, int, bool], list[LayerCapacity]] = {}
     for layer in capacity.layers:
-        kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
+        kinds.setdefault((generalize_name(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
     return [
         (
-            _merge_names([layer.layer for layer in layers]),
+            merge_names([layer.layer for layer in layers]),
             str(len(layers)),
             f"{_format_range([layer.bases for layer in layers])} / {dimension}",
             _format_range([layer.blocked for layer in layers]),
@@ -201,12 +201,12 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     ]
 
 
-def _generalize(name: str) -> str:
+def generalize_name(name: str) -> str:
     """Return a name with a star for each part that is a number."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _merge_names(names: Sequence[str]) -> str:
+def merge_names(names: Sequence[str]) -> str:
     """Return one name for several that differ in numbers only, with a star for each number that differs."""
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(values[0] if len(set(values)) == 1 else "*" for values in parts)
@@ -216,9 +216,9 @@ def _count_kinds(names: Sequence[str]) -> list[str]:
     """Return one name for those that differ in numbers only, with their count where there are several."""
     kinds: dict[str, list[str]] = {}
     for name in names:
-        kinds.setdefault(_generalize(name), []).append(name)
+        kinds.setdefault(generalize_name(name), []).append(name)
     return [
-        _merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
+        merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
     ]
 
 

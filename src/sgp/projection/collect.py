@@ -19,7 +19,7 @@ from sgp.projection.batches import (
     make_forward,
     move_batch,
 )
-from sgp.projection.gram import GramPath, InputGram
+from sgp.projection.gram import GramPath, InputGram, RowCount
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.layer_types import LayerType, get_layer_type
 from sgp.projection.precision import full_precision
@@ -285,6 +285,8 @@ class _Collector:
 
     def _make_gram(self, layer: ProtectedLayer, module: nn.Module, tensor: Tensor) -> InputGram:
         layer_type = _get_type(module)
+        if tensor.is_meta:
+            return RowCount(1, 0)
         if layer_type.is_lookup:
             return TokenCounts(layer.weight.tensor.shape[0])
         groups, _, inputs = layer_type.unfold_rows(module, tensor[:1]).shape
@@ -307,7 +309,7 @@ class _Collector:
         if mask is not None and len(tensor) == 1:  # one item for all samples, such as the vectors of their positions
             mask = mask[: self._count_wanted(layer, len(mask))].any(0, keepdim=True)
         tensor = tensor[:wanted]
-        if mask is not None:
+        if mask is not None and not tensor.is_meta:  # how many positions count depends on values
             tensor = layer_type.apply_mask(tensor, mask[:wanted].to(tensor.device))
         step = max(1, BYTES_PER_CHUNK // max(1, layer_type.unfold_rows(module, tensor[:1]).nbytes))
         for chunk in torch.split(tensor, step):

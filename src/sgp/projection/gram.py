@@ -234,6 +234,18 @@ class InputGram:
                 self._gram[:, d, d] += chunk.shape[1]
 
 
+class RowCount(InputGram):
+    """The number of rows alone, of inputs on the meta device, which have no values."""
+
+    def add(self, rows: Tensor) -> None:
+        self.count += rows.shape[-2] if rows.dim() == 3 else len(rows)
+
+    def clone(self) -> RowCount:
+        copy = RowCount(self.groups, self.inputs, constant=self.constant)
+        copy.count = self.count
+        return copy
+
+
 def place_rows(rows: Tensor) -> Tensor:
     """Return rows without autograd history, on the CPU if their device has no float64 to sum them in."""
     rows = rows.detach()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,8 +24,6 @@ LEAST_BUFFER = 1024
 ROWS_PER_PRODUCT = 256
 # A triangular Gram matrix is stored in strips of so many rows, from the diagonal on.
 STRIP = 256
-# Rounds of subspace iteration: on a Gram matrix, and on the first rows, which only choose test directions.
-ROUNDS, FEWER_ROUNDS = 2, 1
 # Where more than this share of the dimensions is needed, a sketch costs more than a Gram matrix, and subspace iteration
 # more than a whole eigendecomposition.
 WIDEST = 0.25
@@ -41,8 +40,24 @@ CHECK_EVERY = 1.5
 # every energy again.
 SHIFT = 2e-7
 
-# Subspace iteration ends early where a power law that fits the energies so far needs so many times more directions.
-GIVE_UP = 2.0
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard subspace iteration tries.
+
+    Attributes:
+        rounds: Number of multiplications of every column before its energy is measured.
+        patience: It ends early where a power law that fits the energies so far needs more directions than this many
+            times the widest that are tried. The law is pessimistic at first.
+    """
+
+    rounds: int
+    patience: float
+
+
+# On a Gram matrix, where giving up leads to a whole eigendecomposition; and on the first rows, which only choose test
+# directions, and where giving up leads to a Gram matrix.
+THOROUGH, BRIEF = Effort(rounds=2, patience=2.0), Effort(rounds=1, patience=1.0)
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -228,8 +243,8 @@ class WideGram(InputGram):
                 self.dimension,
                 energy,
                 SPARE * allowed,
-                rounds=FEWER_ROUNDS,
-                device=rows.device,
+                BRIEF,
+                rows.device,
             )
             if found is None:
                 return None
@@ -441,7 +456,7 @@ def bound_wide_bytes(dimension: int) -> int:
 
 
 def find_leading(
-    multiply: Multiply, dimension: int, energy: float, target: float, *, rounds: int, device: torch.device
+    multiply: Multiply, dimension: int, energy: float, target: float, effort: Effort, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """Find directions of a symmetric matrix that leave at most some energy, by subspace iteration.
 
@@ -450,7 +465,7 @@ def find_leading(
         dimension: Number of rows of the matrix.
         energy: Trace of the matrix.
         target: Energy that the directions may leave over.
-        rounds: Number of multiplications of every column before its energy is measured.
+        effort: How hard to try.
         device: Device of the matrix.
 
     Returns:
@@ -463,7 +478,7 @@ def find_leading(
     while True:
         new = multiply(_draw(dimension, width - product.shape[1], product.shape[1], device))
         columns = torch.linalg.qr(torch.cat([product, new], dim=1)).Q
-        for _ in range(rounds - 1):
+        for _ in range(effort.rounds - 1):
             columns = torch.linalg.qr(multiply(columns)).Q
         product = multiply(columns)
         core = (columns.mT @ product).double()
@@ -476,7 +491,7 @@ def find_leading(
         half = energy - float(values[: width // 2].sum())
         fall = max(math.log2(half / left), 1e-3)
         needed = width * min((left / target) ** (1 / fall), 1e6) if target > 0 else math.inf
-        if width >= widest or needed > GIVE_UP * widest:
+        if width >= widest or needed > effort.patience * widest:
             return None
         product = product @ rotation
         width = min(max(int(1.2 * needed), width + width // 3), 4 * width, widest)
@@ -520,7 +535,7 @@ def _decompose_triangular(gram: TriangularGram, basis: Tensor, rank: Tensor, tot
         product = gram.multiply(columns)
         return product - basis @ (basis.mT @ product)
 
-    found = find_leading(multiply, gram.dimension, rest, allowed, rounds=ROUNDS, device=gram.device)
+    found = find_leading(multiply, gram.dimension, rest, allowed, THOROUGH, gram.device)
     if found is not None:
         values, columns = found
         remainder = surrogate.new_tensor([max(rest - float(values.sum()), 0.0)])
