@@ -62,7 +62,7 @@ def test_a_batch_is_looked_at_in_the_passes_of_an_update(monkeypatch: pytest.Mon
 
     def watched(*args: Any, **kwargs: Any) -> dict[str, InputGram]:
         found = collect_inputs(*args, **kwargs)
-        held.append(sum(statistic.nbytes for statistic in {id(s): s for s in found.values()}.values()))
+        held.append(sum(gram.nbytes for gram in {id(s): s for s in found.values()}.values()))
         return found
 
     monkeypatch.setattr("sgp.projection.plan.collect_inputs", watched)

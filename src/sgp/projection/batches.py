@@ -74,7 +74,6 @@ def get_mask(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor 
 
     Raises:
         TypeError: The mask is not a tensor.
-        ValueError: The mask has another shape.
     """
     found = find_attention_mask(batch) if mask is None else mask(batch)
     if found is None:
@@ -95,6 +94,9 @@ def _check_mask(mask: Tensor, sizes: list[int]) -> None:
     Args:
         mask: Mask that the user's function returned.
         sizes: First dimension of every tensor of the batch; the mask may belong to any of them.
+
+    Raises:
+        ValueError: The mask has another shape.
     """
     if mask.dim() != 2:
         raise ValueError(

@@ -44,9 +44,10 @@ def collect_inputs(
     on_batch: Callable[[], None] | None = None,
     is_enough: Callable[[Mapping[str, InputGram]], bool] | None = None,
 ) -> dict[str, InputGram]:
-    """Run one pass over the batches and return the Gram matrix of every layer that saw an input.
+    """Run one pass over the batches, and collect the Gram matrix of every layer that sees an input.
 
-    Layers that read the same tensors throughout, such as query, key and value, share one ``InputGram`` object.
+    A FloatingPointError that names the layer is raised if an input holds NaN or an infinity, and a ValueError if there
+    is no batch, or a batch or its mask cannot be understood.
 
     Args:
         model: Model that runs in eval mode without gradients; its flags, buffers and random states are restored.
@@ -62,10 +63,9 @@ def collect_inputs(
         on_batch: Function that is called after each batch.
         is_enough: Function that tells from the Gram matrices after a batch whether the pass may end.
 
-    Raises:
-        FloatingPointError: An input holds NaN or an infinity; the message names the layer.
-        TypeError: The mask of a batch is not a tensor.
-        ValueError: There is no batch, or a batch or its mask cannot be understood.
+    Returns:
+        Gram matrix by layer. Layers that read the same tensors throughout, such as query, key and value, share one
+        object.
     """
     collector = _Collector(model, layers, samples, paths or {}, mask, can_stop=in_step is None)
     run = forward or make_forward(model)
@@ -130,7 +130,11 @@ class _Collector:
         on_batch: Callable[[], None] | None,
         is_enough: Callable[[Mapping[str, InputGram]], bool] | None,
     ) -> Iterator[Any]:
-        """Yield batches up to a number of samples, and record module calls until the next one is requested."""
+        """Yield batches up to a number of samples, and record module calls until the next one is requested.
+
+        Raises:
+            ValueError: There is no batch.
+        """
         for batch in batches:
             batch = move_batch(batch, self._model)
             self._begin(batch)

@@ -163,7 +163,11 @@ class InputGram:
         return self._append_constant(torch.cat(self._rows, dim=1).double())
 
     def get_gram(self) -> Tensor:
-        """Return R R^T [groups, d, d] in float64, once the rows are folded."""
+        """Return R R^T [groups, d, d] in float64, once the rows are folded.
+
+        Raises:
+            RuntimeError: The rows are still kept.
+        """
         if self._gram is None:
             raise RuntimeError("the rows have not been folded into a Gram matrix yet: use get_rows()")
         for first in range(0, self.inputs, STRIP):
@@ -172,12 +176,12 @@ class InputGram:
         return self._gram
 
     def compute_energy(self) -> Tensor:
-        """Return |R|_F^2 of each group. [groups]"""
+        """Return |R|_F^2 of each group, [groups]."""
         rows = self.get_rows()
         return self.get_gram().diagonal(dim1=1, dim2=2).sum(-1) if rows is None else rows.square().sum((1, 2))
 
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
-        """Return |A R|_F^2 of each group for matrices A [groups, out, d]. [groups]"""
+        """Return |A R|_F^2 of each group for matrices A [groups, out, d], [groups]."""
         matrix = matrix.to(self.device).double()
         rows = self.get_rows()
         if rows is None:

@@ -124,6 +124,9 @@ def plan_update(
             device it is a batch of meta tensors, of which all positions count.
         forward: As in an update.
         mask: As in an update.
+
+    Returns:
+        Bytes, passes, FLOPs and seconds.
     """
     layers = [layer for members in passes for layer in members]
     rows = {layer.name: float(samples[layer.name]) for layer in layers}
@@ -167,7 +170,7 @@ def _collect_batch(
 
 
 def _plan_layer(layers: Sequence[ProtectedLayer], path: GramPath, rows: float) -> LayerPlan:
-    """Estimate the cost of one Gram matrix and its decomposition."""
+    """Return the estimated cost of one Gram matrix and its decomposition."""
     groups, dimension = layers[0].groups, layers[0].dimension
     is_wide = path.kind != "float64"
     if layers[0].layer_type.is_lookup:

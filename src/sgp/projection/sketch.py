@@ -288,7 +288,7 @@ class TriangularGram:
             strip.addmm_(rows[:, first:last].mT, rows[:, first:])
 
     def multiply(self, columns: Tensor) -> Tensor:
-        """Return the matrix times columns. [d, l] -> [d, l]"""
+        """Return the matrix times columns, [d, l] -> [d, l]."""
         product = torch.zeros_like(columns)
         for first, last, strip in self._iterate():
             product[first:last] += strip @ columns[first:]
@@ -300,7 +300,7 @@ class TriangularGram:
         self.strips = [reduce(strip) for strip in self.strips]
 
     def to_dense(self) -> Tensor:
-        """Return the whole matrix. [d, d]"""
+        """Return the whole matrix, [d, d]."""
         dense = torch.empty(self.dimension, self.dimension, device=self.device)
         for first, last, strip in self._iterate():
             dense[first:last, first:] = strip
@@ -428,6 +428,9 @@ class Sketch:
         """Return B [d, l] in float64 and a shift, so that B B^T is at most the Gram matrix plus the shift.
 
         B B^T is the Nystrom approximation of the shifted Gram matrix of what the bases leave over.
+
+        Raises:
+            UncertifiedError: Rounding is larger than what a shift can cover.
         """
         product = (self.product - self.basis @ (self.basis.mT @ self.product)).double()
         tests = omega.double()

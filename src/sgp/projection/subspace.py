@@ -94,7 +94,7 @@ def find_minimal_rank(energies: Tensor, total: Tensor, threshold: float, remaind
 
 
 def compute_importance(sigma: Tensor, alpha: float) -> Tensor:
-    """Return the importance of each basis for one task from its singular value, Eq. 2. [groups, k] -> [groups, k]
+    """Return the importance of each basis for one task from its singular value, Eq. 2. [groups, k] -> [groups, k].
 
     The strongest basis gets exactly 1. ``alpha=inf`` is the limit, GPM: every basis gets exactly 1.
     """
@@ -249,11 +249,11 @@ class Bases(Projector):
 
     @abstractmethod
     def compute_captured_energy(self, gram: InputGram) -> Tensor:
-        """Return the energy of inputs that lies in the bases, of each group. [groups]"""
+        """Return the energy of inputs that lies in the bases, of each group, [groups]."""
 
     @abstractmethod
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the coefficients of matrices along each basis of importance 1, and zeros elsewhere. [groups, out, k]
+        """Return the coefficients of matrices along each basis of importance 1, and zeros elsewhere. [groups, out, k].
 
         Args:
             matrix: Matrices whose last dimension is the input's. [groups, out, inputs]
@@ -343,7 +343,7 @@ class Subspace(Bases):
         return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
     def get_orthonormal_basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the bases in a type, orthonormal also where they are stored in fewer bits. [groups, d, k]"""
+        """Return the bases in a type, orthonormal also where they are stored in fewer bits, [groups, d, k]."""
         basis = self.to(device, dtype).basis
         return _orthonormalize(basis) if self.is_compressed else basis
 
@@ -453,12 +453,12 @@ class Subspace(Bases):
 
     @cached_property
     def _projector(self) -> Tensor:
-        """M Lambda M^T. [groups, d, d]"""
+        """M Lambda M^T, [groups, d, d]."""
         return (self.basis * self.importance.unsqueeze(1)) @ self.basis.mT
 
 
 def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the coefficients of matrices along each basis. [groups, out, k]
+    """Return the coefficients of matrices along each basis. [groups, out, k].
 
     Args:
         basis: Bases. [groups, d, k]

@@ -39,7 +39,7 @@ class TokenCounts(InputGram):
 
     @classmethod
     def from_counts(cls, counts: Tensor, count: int) -> TokenCounts:
-        """Return an object with counts that were made elsewhere. [tokens]"""
+        """Return an object with counts that were made elsewhere, [tokens]."""
         gram = cls(len(counts))
         gram.counts, gram.count = counts, count
         return gram

@@ -66,10 +66,11 @@ class UpdatePlan:
 def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
     """Sort the parameters of a model as it is now, and hand the bases over to the layers.
 
-    A layer that was wrapped or moved inside the model since the last update is recognized by its weight.
+    A layer that was wrapped or moved inside the model since the last update is recognized by its weight. A model
+    without a layer to protect, and a layer whose inputs have changed, raise a ValueError.
 
-    Raises:
-        ValueError: There is no layer to protect, or a layer's inputs have changed.
+    Returns:
+        Parameters of the model, and its layers with their bases.
     """
     old = protected.subspaces
     dimensions = {name: subspace.dimension for name, subspace in old.items()}
@@ -92,7 +93,11 @@ def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
 
 
 def scan_layers(model: nn.Module, rules: ScanRules, dimensions: Mapping[str, int] | None = None) -> Scan:
-    """Sort the parameters of a model that has at least one layer to protect."""
+    """Return the sorted parameters of a model that has at least one layer to protect.
+
+    Raises:
+        ValueError: The model has no such layer.
+    """
     scan = scan_model(model, rules, dimensions=dimensions)
     if not scan.layers:
         raise ValueError(
@@ -145,7 +150,11 @@ def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
 
 
 def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: ProtectedLayer, task: int) -> float:
-    """Return the threshold of a layer for a task."""
+    """Return the threshold of a layer for a task.
+
+    Raises:
+        ValueError: No pattern matches the layer.
+    """
     value = match_layer(threshold, layer) if isinstance(threshold, Mapping) else threshold
     if value is None:
         raise ValueError(f"threshold: no pattern matches the layer {layer.name!r}; add one, such as '*'")
@@ -153,7 +162,11 @@ def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: Protec
 
 
 def check_threshold(value: Any, name: str) -> float:
-    """Return a threshold as a number, or raise if it is none in (0, 1]."""
+    """Return a threshold as a number.
+
+    Raises:
+        ValueError: It is not a number in (0, 1].
+    """
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value!r}")
     return float(value)
@@ -162,7 +175,11 @@ def check_threshold(value: Any, name: str) -> float:
 def find_limits(
     model: nn.Module, samples: int | Mapping[str, int] | None, layers: Mapping[str, ProtectedLayer]
 ) -> dict[str, int | None]:
-    """Return the number of samples of each layer; None for all."""
+    """Return the number of samples of each layer; None for all.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
     if isinstance(samples, Mapping):
         check_patterns(model, samples, "samples", layers)
     limits: dict[str, int | None] = {}
@@ -207,7 +224,7 @@ def choose_path(gram: GramChoice, layer: ProtectedLayer, threshold: float, *, ca
 def group_passes(
     layers: Iterable[ProtectedLayer], budget: int, paths: Mapping[str, GramPath]
 ) -> list[list[ProtectedLayer]]:
-    """Group layers into passes whose Gram matrices fit in a budget.
+    """Return layers grouped into passes whose Gram matrices fit in a budget.
 
     Layers that share bases stay together; a group of them that does not fit gets a pass of its own. Only layers of one
     pass can share a Gram matrix, and layers that are separated once have bases of their own from then on. What layers
@@ -235,7 +252,7 @@ def group_passes(
 
 
 def _find_units(layers: Iterable[ProtectedLayer]) -> list[list[ProtectedLayer]]:
-    """Group layers that must stay together: those of one subspace, or of one module where there is none yet."""
+    """Return groups of layers that must stay together: of one subspace, or of one module where there is none yet."""
     units: dict[object, list[ProtectedLayer]] = {}
     for layer in layers:
         key = layer.sources[0].module if layer.subspace is None else id(layer.subspace)
@@ -362,6 +379,9 @@ def _grow_subspaces(
 
     Returns:
         Bases by layer, what happened to each Gram matrix, and the layers whose sketch does not certify the threshold.
+
+    Raises:
+        ValueError: A layer's inputs are not those of its bases.
     """
     results: dict[tuple[int, int, float], Bases] = {}
     updates: dict[tuple[int, int, float], LayerUpdate] = {}
@@ -401,7 +421,11 @@ def _make_empty(gram: InputGram) -> Bases:
 
 
 def check_not_single_batch(batches: Any) -> None:
-    """Raise if batches look like a single one, which would be taken apart into wrong batches."""
+    """Raise if batches look like a single one, which would be taken apart into wrong batches.
+
+    Raises:
+        TypeError: They do.
+    """
     is_tensor_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(b, Tensor) for b in batches)
     if isinstance(batches, Tensor | Mapping | PackedSequence) or (
         is_tensor_pair and batches[0].dim() != batches[1].dim()
@@ -410,7 +434,11 @@ def check_not_single_batch(batches: Any) -> None:
 
 
 def check_passes(passes: Sequence[object], batches: Iterable[Any], budget: int) -> None:
-    """Raise if several passes over the data are needed and an iterator gives only one."""
+    """Raise if several passes over the data are needed and an iterator gives only one.
+
+    Raises:
+        ValueError: This is so.
+    """
     if len(passes) > 1 and isinstance(batches, Iterator):
         raise ValueError(
             f"the Gram matrices take {len(passes)} passes over the data and an iterator gives one: pass a "
