@@ -1,6 +1,7 @@
 """Two real processes learn one memory."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,10 @@ def update_wide(kind: str, rank: int) -> dict[str, Any]:
     sketch.LEAST_BUFFER, sketch.ROWS_PER_PRODUCT = 32, 32
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 3, bias=False)
+    if kind == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     memory = sgp.GradientMemory(model, threshold=0.95, gram="float32" if kind == "float32" else "sketch")
     own = draw_wide(kind)[: 1200 if rank == 0 else None][0 if rank == 0 else 1200 :]
     reports = [memory.update(list(own.split(100))) for _ in range(2)]
@@ -176,7 +181,8 @@ def test_all_processes_hold_the_memory_of_a_single_one(mode: str, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "path", "passes"), [("float32", "float32", 1), ("sketch", "sketch", 1), ("late", "float32", 2)]
+    ("kind", "path", "passes"),
+    [("float32", "float32", 1), ("sketch", "sketch", 1), ("late", "float32", 2), ("sharded", "sketch", 1)],
 )
 def test_wide_layers_are_certified_over_all_processes(kind: str, path: str, passes: int, tmp_path: Path) -> None:
     outcomes = processes(__file__, tmp_path, f"wide {kind}")
@@ -263,3 +269,5 @@ def test_rows_are_gathered_where_the_processes_can_exchange_them(monkeypatch: py
 
 if __name__ == "__main__":
     process(sys.argv[1], sys.argv[2])
+    if sys.argv[2] == "wide sharded":
+        os._exit(0)  # fully_shard keeps the group and its threads, which may abort an interpreter that ends around them
