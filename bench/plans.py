@@ -1,4 +1,4 @@
-"""What the update of a large language model holds and computes: ``python -m bench.plans`` prints a table.
+"""Bytes, passes and FLOPs of an update of large language models: ``python -m bench.plans`` prints a table.
 
 The models are made from their configs on the meta device, so nothing is downloaded and no weight exists.
 """

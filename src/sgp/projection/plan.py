@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,17 +14,17 @@ from torch import Tensor, nn
 from sgp.projection.batches import count_samples, get_mask
 from sgp.projection.capacity import format_bytes, generalize_name, merge_names
 from sgp.projection.collect import collect_inputs
-from sgp.projection.gram import STRIP, GramPath, InputGram, Kind
+from sgp.projection.gram import STRIP, GramPath, Kind
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.sketch import STRIP as WIDE_STRIP
 from sgp.projection.sketch import bound_wide_bytes, count_buffer_rows
 
-# FLOPs of a symmetric eigendecomposition with vectors over d^3, and of a thin SVD over n^2 d.
+# FLOPs of a symmetric eigendecomposition with vectors divided by d^3, and of a thin SVD divided by n^2 d.
 EIGH = 9
 SVD = 11
-# FLOPs of subspace iteration in float32 over d^3, where a quarter of all directions is needed.
+# FLOPs of subspace iteration in float32 divided by d^3, where a quarter of all directions is needed.
 ITERATION = 2
-# Dimension of the matrices that the speed of this machine is measured on.
+# Dimension of the matrices with which the speed of the machine is measured.
 PROBE = 384
 
 
@@ -32,12 +33,12 @@ class LayerPlan:
     """Cost of one Gram matrix.
 
     Attributes:
-        layers: Names of the layers that share it.
-        path: How it is collected; a sketch costs at most what is said here.
-        dimension: Length of its rows, with the constant input of a protected bias.
+        layers: Names of the layers that share the matrix.
+        path: How it is collected; a sketch costs at most what is given here.
+        dimension: Length of its rows, including the constant input of a protected bias.
         rows: Number of rows that will be added to it.
-        bytes: The most bytes that it takes.
-        flops: FLOPs of products in float32, also those of a decomposition by products.
+        bytes: Largest number of bytes that it takes.
+        flops: FLOPs of products in float32, including a decomposition by products.
         decomposition: FLOPs of its decomposition in float64.
         forward: FLOPs of the layers' own products with these rows.
     """
@@ -59,9 +60,9 @@ class Plan:
     Attributes:
         layers: Cost of each Gram matrix.
         passes: Number of passes over the data.
-        bytes: The most bytes that the Gram matrices of one pass take, beside the model and its activations.
+        bytes: Largest number of bytes that the Gram matrices of one pass take, without the model and its activations.
         seconds: Estimate from the FLOPs and a short measurement on this machine; None for a model on the meta device.
-            With a batch it contains the model's own forward passes.
+            With a batch it includes the forward passes of the model.
     """
 
     layers: list[LayerPlan]
@@ -115,18 +116,18 @@ def plan_update(
     """Estimate the cost of an update.
 
     Args:
-        model: As in an update.
+        model: Protected model.
         passes: Protected layers by pass over the data.
         samples: Number of samples of each layer.
         paths: How the inputs of each layer are collected.
-        batch: Batch that shows how many rows each layer makes of a sample, and which layers share their input;
-            without it one row of each sample is counted, and the model's own work is not. For a model on the meta
-            device it is a batch of meta tensors, of which all positions count.
-        forward: As in an update.
-        mask: As in an update.
+        batch: Batch that shows how many rows a sample has in each layer, and which layers share their input. Without
+            it one row per sample is counted, and forward passes are not. For a model on the meta device it is a batch
+            of meta tensors, of which all positions count.
+        forward: As in ``memory.update``.
+        mask: As in ``memory.update``.
 
     Returns:
-        Bytes, passes, FLOPs and seconds.
+        The estimate.
     """
     layers = [layer for members in passes for layer in members]
     rows = {layer.name: float(samples[layer.name]) for layer in layers}
@@ -134,9 +135,10 @@ def plan_update(
     seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        for members in passes:  # as an update collects: layers of two passes do not share
+        everything = dict.fromkeys(rows, None)
+        for members in passes:  # as in an update, layers of two passes do not share
             start = time.perf_counter()
-            grams = _collect_batch(model, batch, members, paths, forward, mask)
+            grams = collect_inputs(model, [batch], members, forward=forward, samples=everything, paths=paths, mask=mask)
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:
@@ -155,18 +157,6 @@ def plan_update(
         if batch is None:  # a batch has been through model and products both
             total += sum(plan.flops for plan in plans.values()) / product
     return Plan(list(plans.values()), len(passes), max(size_of_passes), total)
-
-
-def _collect_batch(
-    model: nn.Module,
-    batch: Any,
-    layers: Sequence[ProtectedLayer],
-    paths: Mapping[str, GramPath],
-    forward: Callable[[Any], Any] | None,
-    mask: Callable[[Any], Tensor | None] | None,
-) -> dict[str, InputGram]:
-    everything: dict[str, int | None] = {layer.name: None for layer in layers}
-    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, paths=paths, mask=mask)
 
 
 def _plan_layer(layers: Sequence[ProtectedLayer], path: GramPath, rows: float) -> LayerPlan:
@@ -191,17 +181,12 @@ def _plan_layer(layers: Sequence[ProtectedLayer], path: GramPath, rows: float) -
 
 
 def _measure_speeds() -> tuple[float, float]:
-    """Return the FLOPs a second of products in float32 and of decompositions in float64, on this machine, now."""
+    """Return the FLOPs per second of products in float32 and of decompositions in float64 on this machine."""
     probe = torch.eye(PROBE, device="cpu") + 1.0 / PROBE
     product = 2.0 * PROBE**3 / _time_work(lambda: probe @ probe)
     return product, EIGH * PROBE**3 / _time_work(lambda: torch.linalg.eigh(probe.double()))
 
 
 def _time_work(work: Callable[[], object]) -> float:
-    """Return the shorter time of two runs: the first one warms up."""
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Return the shorter time of two runs, of which the first is a warm-up."""
+    return min(timeit.repeat(work, number=1, repeat=2))

@@ -46,7 +46,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """What an update knows before it looks at any data.
+    """Settings of an update, before any data are read.
 
     Attributes:
         scan: The model's parameters as they are now, with the bases that their layers have.

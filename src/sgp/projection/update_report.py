@@ -1,4 +1,4 @@
-"""What an update did, as data and as a table, and its progress bar."""
+"""Report of an update as data and as a table, and its progress bar."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import Progress, TaskID
-
 from sgp.projection.capacity import format_bytes, group_names
 from sgp.projection.gram import InputGram, Kind
 from sgp.projection.subspace import Bases
 
 # A progress bar is shown once an update has taken so many seconds.
 PROGRESS_DELAY = 3.0
+# Its width in characters.
+BAR = 30
 
 
 @dataclass(frozen=True)
 class LayerUpdate:
-    """What an update did with one Gram matrix.
+    """Result of an update for one Gram matrix.
 
     Attributes:
         bases: Number of bases after the update.
@@ -50,10 +49,10 @@ class LayerUpdate:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What an update did. Print it, or evaluate it in a notebook.
+    """Result of an update. Print it, or evaluate it in a notebook.
 
     Attributes:
-        layers: What it did with each Gram matrix.
+        layers: Result for each Gram matrix.
         seconds: Time of all passes and decompositions.
     """
 
@@ -82,7 +81,7 @@ class UpdateReport:
 
 
 def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate:
-    """Return what an update did with one Gram matrix, before the layers that share it are named."""
+    """Return the result of an update for one Gram matrix, before the layers that share it are named."""
     bases = int(after.rank.sum())
     return LayerUpdate(
         bases=bases,
@@ -97,7 +96,7 @@ def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate
 
 
 class UpdateProgress:
-    """Progress bar of an update in a terminal, shown only if the update takes longer than a few seconds.
+    """Progress of an update in a terminal, shown only if the update takes longer than a few seconds.
 
     Args:
         passes: Number of passes over the data that are planned.
@@ -111,14 +110,14 @@ class UpdateProgress:
         self._is_shown = is_shown and sys.stderr.isatty()
         self._start = time.monotonic()
         self._done = 0
-        self._bar: tuple[Progress, TaskID] | None = None
+        self._width = 0  # of the line that is shown
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
+        if self._width:
+            self._write("")
 
     def add_pass(self) -> None:
         """Plan one more pass."""
@@ -127,12 +126,18 @@ class UpdateProgress:
     def advance(self) -> None:
         """Count one batch."""
         self._done += 1
-        if not self._is_shown or time.monotonic() - self._start < PROGRESS_DELAY:
-            return
-        if self._bar is None:
-            progress = Progress(console=Console(stderr=True), transient=True)
-            self._bar = progress, progress.add_task("memory.update")
-            progress.start()
-        progress, task = self._bar
-        total = None if self._length is None else self._passes * self._length
-        progress.update(task, completed=self._done, total=total)
+        if self._is_shown and time.monotonic() - self._start >= PROGRESS_DELAY:
+            self._write(self.describe())
+
+    def describe(self) -> str:
+        """Return the line that is shown."""
+        if self._length is None:
+            return f"memory.update: {self._done} batches"
+        # With samples= a pass may end before the batches do.
+        share = min(1.0, self._done / max(1, self._passes * self._length))
+        return f"memory.update: {'#' * round(BAR * share):.<{BAR}} {share:.0%}"
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write("\r" + line.ljust(self._width) + ("" if line else "\r"))
+        sys.stderr.flush()
+        self._width = max(self._width, len(line))
