@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sgp import storage
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, get_mask, make_forward
+from sgp.projection.batches import evaluation_pass, get_mask, make_forward
 from sgp.projection.modes import Mode
 
 try:

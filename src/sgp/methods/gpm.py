@@ -119,6 +119,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
             bias=settings.bias,
             rest=self.rest,
             numerics=Numerics(settings.first_rank, settings.truncation, settings.orthogonalise),
+            gram="float64",
             # The run's own checkpoint has the weights.
             anchor=False,
         )
