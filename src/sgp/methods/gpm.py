@@ -138,7 +138,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
     @property
     def rest(self) -> Literal["freeze", "free"]:
-        """What the memory does with parameters of layers without bases."""
+        """Whether the memory freezes or frees parameters of layers without bases."""
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
