@@ -139,7 +139,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
     @property
     def rest(self) -> Literal["freeze", "free"]:
-        """How the memory treats parameters of layers without bases."""
+        """Whether the memory freezes or frees parameters of layers without bases."""
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
