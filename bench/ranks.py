@@ -142,7 +142,7 @@ def ranks(memory: sgp.GradientMemory) -> dict[str, int]:
 
 
 def importances(memory: sgp.GradientMemory) -> dict[str, dict[str, float]]:
-    """Of each layer: how many bases are fully blocked, and the free capacity."""
+    """Return how many bases of each layer are fully blocked, and its free capacity."""
     return {name: {"blocked": s.blocked, "free": round(s.free, 4)} for name, s in memory.subspaces.items()}
 
 
@@ -188,7 +188,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model.load_state_dict(saved["model"])
         memory.load_state_dict(saved["memory"])
 
-    stream = split_cifar100.stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
+    stream = split_cifar100.load_stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
     data = [stream[index] for index in range(len(stream))]
     for index in range(len(report["tasks"]), arguments.tasks):
         train(model, memory, data[index], index, arguments.epochs, arguments.seed)

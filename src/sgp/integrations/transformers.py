@@ -183,7 +183,7 @@ def _first_batch(batches: DataLoader[Any], size: int) -> Any:
             samples = data.__getitems__(list(range(min(size, len(data)))))
         else:
             samples = [data[index] for index in range(min(size, len(data)))]
-    except (LookupError, TypeError):  # keys are no numbers; if the dataset is faulty, training will raise
+    except (LookupError, TypeError):  # keys may be of another type; if the dataset is faulty, training will raise
         return None
     return batches.collate_fn(samples)
 
