@@ -192,7 +192,7 @@ def test_wide_layers_are_certified_over_all_processes(kind: str, path: str, pass
     assert outcomes[0]["reports"] == outcomes[1]["reports"]
     ((first,), (second,)) = outcomes[0]["reports"]
     assert first[:2] == [path, passes]
-    assert 0.95 <= first[2] <= outcomes[0]["captured"] + 1e-6
+    assert 0.95 <= first[2] <= outcomes[0]["captured"]
     assert second[3] == 0
 
 

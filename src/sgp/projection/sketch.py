@@ -59,6 +59,9 @@ class Effort:
 # directions, and where giving up leads to a Gram matrix.
 THOROUGH, BRIEF = Effort(rounds=2, patience=2.0), Effort(rounds=1, patience=1.0)
 
+# Energies that are computed in float32 are off by less than this share of the total, which is counted as lost.
+ROUNDING = 1e-6
+
 Multiply = Callable[[Tensor], Tensor]
 
 
@@ -191,16 +194,16 @@ class WideGram(InputGram):
         if self._store is None and self.count < self.dimension:
             return super().decompose(basis, rank, threshold)
         self.fold()
-        allowed = (1 - threshold) * self._total
+        total = self._total * (1 + ROUNDING)
         if isinstance(self._store, Sketch):
             if basis.shape[2] != self._basis.shape[1]:
                 raise ValueError(
                     f"a sketch beside {self._basis.shape[1]} bases cannot be decomposed beside {basis.shape[2]}: "
                     "take GradientMemory(gram='float64')"
                 )
-            return self._store.decompose(self._total)
+            return self._store.decompose(total)
         assert self._store is not None
-        return _decompose_triangular(self._store, basis[0].float(), rank, self._total, allowed)
+        return _decompose_triangular(self._store, basis[0].float(), rank, total, threshold)
 
     def clone(self) -> WideGram:
         copy = WideGram(
@@ -524,12 +527,14 @@ def orthonormalize(columns: Tensor, basis: Tensor) -> Tensor:
     return orthonormal
 
 
-def _decompose_triangular(gram: TriangularGram, basis: Tensor, rank: Tensor, total: float, allowed: float) -> Spectrum:
+def _decompose_triangular(
+    gram: TriangularGram, basis: Tensor, rank: Tensor, total: float, threshold: float
+) -> Spectrum:
     """Return the part of a spectrum that leaves at most some energy, or a whole one where that is cheaper."""
     along = gram.multiply(basis)
     surrogate = (basis * along).sum(0, dtype=torch.float64).clamp(min=0)
     rest = max(total - float(surrogate.sum()), 0.0)
-    energy = surrogate.new_tensor([total])
+    energy, allowed = surrogate.new_tensor([total]), (1 - threshold) * total
     if rest <= allowed:
         return _make_empty_spectrum(energy, surrogate.unsqueeze(0), surrogate.new_tensor([rest]), gram.dimension)
 
@@ -551,11 +556,13 @@ def _decompose_triangular(gram: TriangularGram, basis: Tensor, rank: Tensor, tot
             is_orthogonal=True,
         )
     whole = decompose_gram(gram.to_dense().unsqueeze(0), basis.unsqueeze(0), rank)
+    energies = whole.energies.double()
     return Spectrum(
-        whole.total.double(),
-        whole.surrogate.double(),
-        whole.energies.double(),
+        energy,
+        surrogate.unsqueeze(0),
+        energies,
         lambda width: orthonormalize(whole.find_directions(width)[0], basis).unsqueeze(0),
+        (rest - energies.sum(1)).clamp(min=0),
         is_orthogonal=True,
     )
 
