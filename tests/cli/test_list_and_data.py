@@ -70,7 +70,9 @@ def test_check_tells_the_state_of_each_data_set_and_fails_for_a_damaged_one(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sgp.benchmarks.datasets.check, "check", lambda directory: [REPORTS[state] for state in states])
+    monkeypatch.setattr(
+        sgp.benchmarks.datasets.check, "check_all", lambda directory: [REPORTS[state] for state in states]
+    )
     assert main(["data", "check", str(tmp_path)]) == code
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [[REPORTS[state].name, state] for state in states]
@@ -112,7 +114,7 @@ def test_check_looks_where_the_environment_says(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setenv("SGP_DATA", str(tmp_path))
-    monkeypatch.setattr(sgp.benchmarks.datasets.check, "check", lambda directory: asked.append(directory) or [])
+    monkeypatch.setattr(sgp.benchmarks.datasets.check, "check_all", lambda directory: asked.append(directory) or [])
     assert main(["data", "check"]) == 0
     assert asked == [tmp_path]
 
@@ -120,11 +122,11 @@ def test_check_looks_where_the_environment_says(
 def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 
-    def get(name: str, directory: Path) -> Report:
+    def download(name: str, directory: Path) -> Report:
         asked.append(directory)
         return REPORTS["complete"]
 
-    monkeypatch.setattr(sgp.benchmarks.datasets.download, "get", get)
+    monkeypatch.setattr(sgp.benchmarks.datasets.download, "download", download)
     monkeypatch.setenv("SGP_DATA", str(tmp_path / "its"))
     assert main(["data", "get", "cifar100"]) == 0
     assert main(["data", "get", "cifar100", str(tmp_path / "deep" / "own")]) == 0

@@ -99,7 +99,7 @@ def _download(name: str, directory: Path | None) -> Report:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise images.DataError(f"cannot create the folder {str(directory)!r}: {error.strerror}") from error
-    return download.get(name, images.find(directory, name))
+    return download.download(name, images.find_data_folder(directory, name))
 
 
 def _check(directory: Path | None) -> list[Report]:
@@ -107,7 +107,7 @@ def _check(directory: Path | None) -> list[Report]:
 
     if directory is None and not os.environ.get(VARIABLE):
         raise images.MissingData(f"name a folder (sgp data check DIR) or set ${VARIABLE}")
-    return check.check(images.find(directory, "data sets"))
+    return check.check_all(images.find_data_folder(directory, "data sets"))
 
 
 def _print_reports(reports: list[Report]) -> None:

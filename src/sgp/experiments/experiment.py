@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sgp.experiments.allocator import keep_freed_memory
 from sgp.experiments.config import AnyConfig
 from sgp.experiments.device import get_device, move_tensors, use_precision
 from sgp.experiments.folder import RunFolder
@@ -58,6 +59,7 @@ class Experiment(ABC):
 
     def run(self) -> None:
         """Learn all tasks that are not learned yet, in the config's precision."""
+        keep_freed_memory()
         with self._precision:
             self._run()
 
