@@ -18,6 +18,7 @@ PACKAGES = [
     "heads",
     "sgp",
     "registry",
+    "yaml_file",
     "integrations",
     "networks",
     "methods",

@@ -203,10 +203,10 @@ def test_latex_prints_names_as_they_are() -> None:
 
 def test_numbers_of_the_papers_other_tables_are_of_known_benchmarks_and_methods() -> None:
     for benchmark in ("split-cifar100", "split-miniimagenet", "cifar100-superclass"):
-        own = paper.table("time", benchmark)
+        own = paper.times(benchmark)
         assert own["gpm"] == 1
         assert set(own) <= set(METHODS)
         assert paper.table("datasets", benchmark)["tasks"] in (10, 20)
         assert paper.table("quoted", benchmark)["fwt"] in (2, 4, 5)
-    assert paper.table("time", "split-cifar100")["fs-dgpm"] == 10.25
-    assert paper.table("time", "digits") == {}
+    assert paper.times("split-cifar100")["fs-dgpm"] == 10.25
+    assert paper.times("digits") == {}

@@ -19,6 +19,7 @@ COMMANDS = {
     "list": "listing",
     "show": "show",
     "report": "report",
+    "reproduce": "reproduce",
     "data": "data",
 }
 OVERVIEW = """usage: sgp COMMAND [OPTIONS]
@@ -32,6 +33,7 @@ Continual learning by scaled gradient projection.
   sgp list [KIND]             the benchmarks, methods and networks there are
   sgp show RUN ...            accuracies and metrics of finished and unfinished runs
   sgp report RUN ...          the paper's tables and figures for these runs, as a page
+  sgp reproduce [TABLE ...]   the paper's tables beside ours; runs what is missing in a table
   sgp data get NAME           download a data set
   sgp data check DIR          what is there, complete or damaged
 

@@ -6,7 +6,6 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,6 +16,7 @@ from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, settings
 from sgp.registry import unknown
 from sgp.rl.settings import PPOSettings
+from sgp.yaml_file import load_yaml
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
@@ -280,42 +280,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must have names and values, such as `benchmark: digits`")
     return content
-
-
-def load_yaml(path: Path | Traversable) -> Any:
-    """What a YAML file holds: plain values only, since nothing in it is executed.
-
-    Raises:
-        ValueError: it is no YAML, or has a name twice, of which YAML would take the last.
-    """
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        for nodes in _mappings(node, yaml.MappingNode):
-            names = [name.value for name, _ in nodes if isinstance(name, yaml.ScalarNode)]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{path} has {' and '.join(twice)} twice")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-
-
-def _mappings(node: Any, kind: type[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """The names and values of a file's mappings, each once, wherever they stand."""
-    seen, left = set(), [node]
-    while left:
-        node = left.pop()
-        if node is None or id(node) in seen or isinstance(node.value, str):
-            continue
-        seen.add(id(node))
-        if isinstance(node, kind):
-            yield node.value
-            left += [value for _, value in node.value]
-        else:
-            left += node.value
 
 
 def as_yaml(config: AnyConfig) -> str:

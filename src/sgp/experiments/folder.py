@@ -27,12 +27,14 @@ import torch
 import sgp
 from sgp import storage
 from sgp.experiments.config import AnyConfig, GameConfig, as_yaml, differences, recorded
+from sgp.experiments.record import CONFIG as CONFIG
+from sgp.experiments.record import METRICS as METRICS
+from sgp.experiments.record import RunError as RunError
+from sgp.experiments.record import read_metrics as read_metrics
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 
-CONFIG = "config.yaml"
 VERSIONS = "versions.json"
-METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
@@ -40,10 +42,6 @@ FORMAT = 1
 # How a file is called that a process was writing when it was killed.
 LEFTOVER = f".*.{'[0-9a-f]' * 32}"
 GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
-
-
-class RunError(RuntimeError):
-    """A run cannot start or go on; the message says why and what to do."""
 
 
 class RunFolder:
@@ -288,20 +286,6 @@ class RunFolder:
 def _content(state: Mapping[str, Any]) -> dict[str, Any]:
     """Of a part's file."""
     return {"format": FORMAT, "state": dict(state)}
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a metrics file; a torn last line is not one."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict) or "event" not in event:
-            raise RunError(f"{path} is damaged in line {number}")
-        yield event
 
 
 def packages_of(config: AnyConfig) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sgp import paper
-from sgp.experiments.config import CHOICES, AnyConfig, as_yaml, configure, differences, load_yaml
+from sgp.experiments.config import CHOICES, AnyConfig, as_yaml, configure, differences
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.registry import unknown
+from sgp.yaml_file import load_yaml
 
 # These have their place in every run's name.
 NAMED = (*CHOICES, "order", "seed")
@@ -61,7 +62,22 @@ def read_sweep(target: str) -> Sweep:
             two different runs would have one name; the message has what would be accepted.
     """
     source = _source(target)
-    content = load_yaml(source)
+    return expand_grids(load_yaml(source), str(source))
+
+
+def expand_grids(content: Any, source: str) -> Sweep:
+    """Return the sweep of a grid, or of a list of grids.
+
+    Args:
+        content: Grids as in a sweep file.
+        source: Name of the file, for errors.
+
+    Returns:
+        The sweep.
+
+    Raises:
+        ValueError: As `read_sweep`.
+    """
     grids = content if isinstance(content, list) else [content]
     if not grids or not all(isinstance(g, dict) and g and all(isinstance(n, str) for n in g) for g in grids):
         raise ValueError(f"{source} must have names and values, such as `method: [gpm, sgp]`, or a list of such grids")

@@ -2,38 +2,56 @@
 
 `benchmarks/NAME.yaml` has what all methods share on a benchmark, `methods/NAME.yaml` what a method has on all
 benchmarks, `rows/BENCHMARK.METHOD.yaml` what belongs to one row. All may have `presets`: what the published code does
-otherwise (`reference`), and what would be right (`corrected`). `comparison` says how a run must be made to stand
-beside the paper's numbers: a row names the preset, a benchmark the settings that all its rows share.
-`tables/NAME.yaml` has numbers that are not of one row, `sweeps/NAME.yaml` is a grid of runs behind a figure,
-`scores/BENCHMARK.yaml` has the scores that those of a game are set against.
+otherwise (`reference`), and what would be right (`corrected`). `results.yaml` has the tables of results: the numbers of
+each row, and the preset and settings under which a run is compared with them. `tables/NAME.yaml` has numbers of other
+tables and of the text, `sweeps/NAME.yaml` is a grid of runs behind a figure, `scores/BENCHMARK.yaml` has the scores
+that the scores of a game are set against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Literal, get_args
 
-Preset = Literal["paper", "reference", "corrected"]
-PRESETS: tuple[str, ...] = get_args(Preset)
+from sgp.paper.results import (
+    PRESETS,
+    Cell,
+    Comparison,
+    Preset,
+    comparison,
+    find_cell,
+    find_cells,
+    numbers,
+    read_cells,
+    times,
+)
+from sgp.yaml_file import load_yaml
+
+__all__ = [
+    "PRESETS",
+    "RECIPES",
+    "Cell",
+    "Comparison",
+    "Preset",
+    "Recipe",
+    "comparison",
+    "find_cell",
+    "find_cells",
+    "has_recipe",
+    "numbers",
+    "read_cells",
+    "rows",
+    "scores",
+    "settings",
+    "sweeps",
+    "table",
+    "times",
+]
+
 Recipe = Literal["paper", "fast"]
 RECIPES: tuple[str, ...] = get_args(Recipe)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How to run a method so that its numbers may stand beside those of the paper's tables.
-
-    Attributes:
-        preset: Preset of the run.
-        settings: Settings that the run must have, by name. They override those of the preset.
-    """
-
-    preset: Preset = "paper"
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str, Any]:
@@ -60,21 +78,8 @@ def has_recipe(benchmark: str, recipe: str) -> bool:
     return recipe == "paper" or recipe in _load("benchmarks", benchmark).get("recipes", {})
 
 
-def numbers(benchmark: str, method: str) -> dict[str, float]:
-    """What the paper reports: acc in percent, bwt as a fraction, each with its deviation; capacity in percent."""
-    found: dict[str, float] = _load("rows", f"{benchmark}.{method}").get("numbers", {})
-    return found
-
-
-def comparison(benchmark: str, method: str) -> Comparison:
-    """Return the preset and settings under which a method's row of the paper's tables is compared."""
-    shared = _load("benchmarks", benchmark).get("comparison", {})
-    own = _load("rows", f"{benchmark}.{method}").get("comparison", {})
-    return Comparison(own.get("preset", "paper"), shared.get("settings", {}))
-
-
 def table(name: str, benchmark: str) -> dict[str, Any]:
-    """What a table of the paper says of a benchmark: `time` and `datasets`; `quoted` is what the text says."""
+    """Return what the paper says of a benchmark in a table, `datasets`, or in its text, `quoted`."""
     found: dict[str, Any] = _load("tables", name).get(benchmark, {})
     return found
 
@@ -100,9 +105,6 @@ def sweeps() -> dict[str, Traversable]:
 @cache
 def _load(folder: str, name: str) -> dict[str, Any]:
     """A file of this room; empty if there is none, as for what other packages bring."""
-    # Imported here: the core needs no YAML.
-    import yaml
-
     source = files(__name__).joinpath(folder, f"{name}.yaml")
-    content: dict[str, Any] = yaml.safe_load(source.read_text(encoding="utf-8")) if source.is_file() else {}
+    content: dict[str, Any] = load_yaml(source) if source.is_file() else {}
     return content

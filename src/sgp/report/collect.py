@@ -13,12 +13,9 @@ from torch import Tensor
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.experiments.config import AnyConfig, GameConfig, as_command
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
+from sgp.experiments.record import TECHNICAL
 from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
 from sgp.report.words import clean
-
-# Settings that differ between runs of one experiment: what its mean is over, and what changes the last bits at most.
-REPEATS = ("seed", "order")
-TECHNICAL = ("threads", "channels_last")
 
 
 @dataclass(frozen=True)

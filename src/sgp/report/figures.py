@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sgp import paper
 from sgp.experiments.display import span
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import games, palette, words
-from sgp.report.collect import REPEATS, TECHNICAL, Run
+from sgp.report.collect import Run
 from sgp.report.groups import Group, labels, main_scope, plain_ones, reference_of
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
 
@@ -122,7 +123,7 @@ def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> It
         bars = []
         for each in groups:
             amounts = [value(run) / scale for run in each.runs]
-            known = paper.table("time", benchmark).get(each.method) if name == "time" and relative else None
+            known = paper.times(benchmark).get(each.method) if name == "time" and relative else None
             quoted = (
                 paper.table("quoted", benchmark).get("memory") if name == "memory" and each.method == "sgp" else None
             )

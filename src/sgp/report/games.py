@@ -8,8 +8,9 @@ from typing import Any
 
 from sgp import paper
 from sgp.experiments.display import span
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import palette, words
-from sgp.report.collect import REPEATS, TECHNICAL, Run
+from sgp.report.collect import Run
 from sgp.report.groups import Group, labels, plain_ones
 from sgp.report.plots import Figure, Lines, Series
 from sgp.report.tables import Cell, Column, Table, name_of

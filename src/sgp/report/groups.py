@@ -14,9 +14,10 @@ from torch import Tensor
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
 from sgp.experiments.config import configure, is_whole
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
-from sgp.report.collect import REPEATS, TECHNICAL, Run
+from sgp.report.collect import Run
 
 # Methods that are no continual learning but what it is measured against.
 BOUNDS = ("multitask", "stl")

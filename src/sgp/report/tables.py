@@ -9,9 +9,9 @@ from typing import Any
 from sgp import paper
 from sgp.experiments.config import configure
 from sgp.experiments.display import span
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
-from sgp.report.collect import REPEATS, TECHNICAL
 from sgp.report.groups import Group, reference_of, relative_transfer
 
 # Where a benchmark's numbers stand in the paper.
@@ -190,9 +190,7 @@ def times(groups: Sequence[Group]) -> Table | None:
             continue
         ratio = each.seconds / reference.seconds if reference.seconds else None
         memory = each.extra_bytes / reference.extra_bytes if reference.extra_bytes else None
-        published = (
-            paper.table("time", each.benchmark).get(each.method) if not each.partial and not each.changes else None
-        )
+        published = paper.times(each.benchmark).get(each.method) if not each.partial and not each.changes else None
         rows.append(
             [
                 name_of(each),

@@ -1,0 +1,263 @@
+"""``sgp reproduce [TABLE ...]``. Printing the tables does not import torch."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+import sgp
+from sgp.experiments.display import span
+from sgp.paper import find_cells
+from sgp.paper.results import TABLES
+from sgp.registry import unknown
+from sgp.report import words
+from sgp.report.reproduction import (
+    Outcome,
+    Reproduction,
+    estimate_seconds,
+    find_expected_settings,
+    find_missing,
+    find_records,
+    make_grid,
+    reproduce,
+)
+
+# Runs of the repository that this package runs from; an installed package has none.
+COMMITTED = Path(sgp.__file__).resolve().parents[2] / "results" / "runs"
+WIDTH = 80
+TIME = "time"
+EXPLANATION = (
+    "z = (ours - paper) / (sd sqrt(1 + 1/n)), with n runs of ours and the sd of the paper. A row agrees if |z| <= 2 "
+    "for ACC and, where there is a z, for BWT. An sd of BWT that the paper prints as 0 counts as 0.5 points."
+)
+WITHOUT_SPREAD = "~: the paper gives no sd for this row; the {spread:.2f} of {row} stands in. BWT has none, so no z."
+ABOUT_TIMES = (
+    "Wall time relative to GPM's, of runs of the full protocol. The paper gives no sd, so nothing is judged: its "
+    "times are of one GPU, ours of the machines that made the runs."
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Print the paper's tables of results beside the runs that can be compared with them, or make what is missing.
+
+    A run is compared if all its settings are those of the table's row; seed and task order may differ.
+    """
+
+    tables: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Tables to make the missing runs of: table1, table2 or the name of a benchmark. Without one, nothing is run."""
+    methods: str = ""
+    """Methods to print or run, separated by commas; all if empty."""
+    seeds: int = 5
+    """Runs that each row should have, of different seeds, or of different task orders in table2."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    """Folder with more runs to compare; may be given several times."""
+    out: Path = Path("runs")
+    """Folder for the new runs. Runs that are in it already are compared too."""
+    data: Path | None = None
+    """Folder of the data sets; $SGP_DATA by default."""
+    jobs: int | None = None
+    """Runs at once; by default as many as there are cores."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print the commands of the missing runs, and run nothing."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        if self.dry_run and not self.tables:
+            raise ValueError("dry-run needs a table: table1, table2 or a benchmark")
+        cells = find_cells()
+        benchmarks = {cell.benchmark for cell in cells}
+        for name in self.tables:
+            if name not in (*TABLES, *benchmarks):
+                raise ValueError(unknown("table", name, [*TABLES, *benchmarks]))
+        known = {cell.method for cell in cells}
+        for method in self.selected:
+            if method not in known:
+                raise ValueError(unknown("method in the paper's tables", method, known))
+
+    @property
+    def selected(self) -> list[str]:
+        """Methods that were asked for."""
+        return [method for method in self.methods.split(",") if method]
+
+
+def main(arguments: list[str]) -> int:
+    """Print the paper's tables, or run what is missing in some of them."""
+    options = tyro.cli(Options, prog="sgp reproduce", args=arguments)
+    for path in options.runs:
+        if not path.is_dir():
+            print(f"sgp reproduce: there is no folder {path}", file=sys.stderr)
+            return 2
+    reproduction, left_out = _compare(options)
+    for path, reason in left_out:
+        print(f"sgp reproduce: {path} is left out: {reason}", file=sys.stderr)
+    if not options.tables:
+        print_tables(reproduction, options.selected)
+        return 0
+    missing = [(outcome, find_missing(outcome, options.seeds)) for outcome in _select(reproduction, options.selected)]
+    missing = [(outcome, repeats) for outcome, repeats in missing if repeats]
+    grids = [make_grid(outcome, repeats) for outcome, repeats in missing]
+    status = 0
+    if grids:
+        _print_estimate(reproduction, missing, options.out)
+        if options.dry_run:
+            _print_commands(grids, options.out)
+            return 0
+        if sys.stdin.isatty() and input("Run them? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+        status = _run(grids, options)
+        reproduction, _ = _compare(options)
+    print_tables(reproduction, options.selected)
+    return status
+
+
+def _compare(options: Options) -> tuple[Reproduction, list[tuple[Path, str]]]:
+    """Compare the committed runs, those of --runs and those of --out; also return the folders that were left out."""
+    records, left_out = find_records([COMMITTED, *options.runs, options.out])
+    names = options.tables or TABLES
+    cells = [cell for cell in find_cells() if cell.table in names or cell.benchmark in names]
+    return reproduce(records, cells), left_out
+
+
+def _select(reproduction: Reproduction, methods: Sequence[str]) -> list[Outcome]:
+    """Return the outcomes of some methods; of all methods if none is named."""
+    return [each for each in reproduction.outcomes if not methods or each.cell.method in methods]
+
+
+def print_tables(reproduction: Reproduction, methods: Sequence[str] = ()) -> None:
+    """Print each table of results, and the table of training times, at 80 columns.
+
+    Args:
+        reproduction: Every cell with its runs.
+        methods: Methods to print; all if empty.
+    """
+    outcomes = _select(reproduction, methods)
+    for benchmark in reproduction.benchmarks:
+        own = [outcome for outcome in outcomes if outcome.cell.benchmark == benchmark]
+        if own:
+            _print_results(benchmark, own)
+    timed = [outcome for outcome in outcomes if TIME in outcome.cell.numbers]
+    if timed:
+        _print_times(reproduction, timed)
+    print(textwrap.fill(EXPLANATION, WIDTH))
+
+
+def _print_results(benchmark: str, outcomes: Sequence[Outcome]) -> None:
+    cell = outcomes[0].cell
+    tasks = find_expected_settings(cell)["tasks"]
+    heading = f"{cell.table.capitalize()[:-1]} {cell.table[-1]}: {words.benchmark(benchmark)}, {tasks} tasks"
+    print(f"{heading}; the paper's mean of 5 {'task ' * (cell.repeated == 'order')}{cell.repeated}s")
+    has_capacity = any("capacity" in outcome.cell.numbers for outcome in outcomes)
+    last = ("cap. %", "paper") if has_capacity else ("paper", "z")
+    print(_format_row("method", "n", "ACC (%)", "paper", "z", "BWT (%)", *last, "status"))
+    for outcome in outcomes:
+        print(_format_outcome(outcome, has_capacity=has_capacity))
+    stand_in = next((each for each in outcomes if "acc_std" not in each.cell.numbers and each.cell.acc_spread), None)
+    if stand_in is not None:
+        row = next(cell.method for cell in find_cells() if cell.benchmark == benchmark and "acc_std" in cell.numbers)
+        print(textwrap.fill(WITHOUT_SPREAD.format(spread=stand_in.cell.acc_spread, row=row), WIDTH))
+    partial = [outcome for outcome in outcomes if outcome.status == "partial"]
+    if partial:
+        print("partial, in brackets: not compared, because of")
+    for outcome in partial:
+        text = f"{outcome.cell.method}: {', '.join(outcome.differences)}"
+        print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
+    print()
+
+
+def _format_outcome(outcome: Outcome, *, has_capacity: bool) -> str:
+    numbers = outcome.cell.numbers
+    acc, bwt, capacity = "", "", ""
+    if outcome.runs:
+        acc = words.spread([run.acc for run in outcome.runs], 2)
+        # Where a table with BWT has none, all tasks are learned at once.
+        has_bwt = outcome.bwt is not None and (has_capacity or "bwt" in numbers)
+        bwt = words.number(outcome.bwt or 0.0, 1) if has_bwt else ""
+        capacity = f"{outcome.capacity:.0f}"
+    if outcome.status == "partial":
+        acc, bwt, capacity = f"({acc})", f"({bwt})" if bwt else "", f"({capacity})"
+    theirs = f"{numbers['acc']:.2f}" + (f" ± {numbers['acc_std']:.2f}" if "acc_std" in numbers else "")
+    stands_in = "" if "acc_std" in numbers else "~"
+    z = "" if outcome.acc_z is None else words.signed(outcome.acc_z, 1) + stands_in
+    if has_capacity:
+        last = (capacity, f"{numbers['capacity']:.0f}" if "capacity" in numbers else "")
+    else:
+        their_bwt = words.number(100 * numbers["bwt"], 0) if "bwt" in numbers else ""
+        their_bwt += f" ± {100 * numbers['bwt_std']:.0f}" if "bwt_std" in numbers else ""
+        last = (their_bwt, "" if outcome.bwt_z is None else words.signed(outcome.bwt_z, 1))
+    runs = str(len(outcome.runs)) if outcome.runs else ""
+    return _format_row(outcome.cell.method, runs, acc, theirs, z, bwt, *last, outcome.status)
+
+
+def _format_row(*cells: str) -> str:
+    """Return the cells of a row of results: text to the left, numbers to the right."""
+    method, runs, acc, their_acc, z, bwt, last, last_but_status, status = cells
+    text = f"{method:<10}{runs:>2} {acc:>14} {their_acc:>13} {z:>5} {bwt:>7} {last:>7} {last_but_status:>5}  {status}"
+    return text.rstrip().replace(words.MINUS, "-")
+
+
+def _print_times(reproduction: Reproduction, timed: Sequence[Outcome]) -> None:
+    benchmarks = list(dict.fromkeys(outcome.cell.benchmark for outcome in timed))
+    print("Table 5: training time relative to GPM's, ours and the paper's")
+    print(f"{'method':<10}" + "".join(f"{words.benchmark(benchmark):>23}" for benchmark in benchmarks))
+    for method in dict.fromkeys(outcome.cell.method for outcome in timed):
+        cells = [_format_time(reproduction, benchmark, method) for benchmark in benchmarks]
+        print(f"{method:<10}{''.join(cells)}".rstrip())
+    print(textwrap.fill(ABOUT_TIMES, WIDTH) + "\n")
+
+
+def _format_time(reproduction: Reproduction, benchmark: str, method: str) -> str:
+    outcome = reproduction.find(benchmark, method)
+    if outcome is None or TIME not in outcome.cell.numbers:
+        return f"{'':>23}"
+    ratio = reproduction.compute_time_ratio(outcome)
+    ours = f"{ratio:.2f}" if ratio is not None else outcome.status if not outcome.is_full else "no GPM"
+    return f"{ours:>15}{outcome.cell.numbers[TIME]:>8.2f}"
+
+
+def _print_estimate(reproduction: Reproduction, missing: Sequence[tuple[Outcome, Sequence[int]]], out: Path) -> None:
+    amount = sum(len(repeats) for _, repeats in missing)
+    print(f"{words.count(amount, 'run')} to make, in {out}:")
+    total, unknown_times = 0.0, 0
+    for outcome, repeats in missing:
+        cell = outcome.cell
+        known = estimate_seconds(reproduction, outcome)
+        total += known[0] * len(repeats) if known else 0.0
+        unknown_times += 0 if known else len(repeats)
+        each = f"{span(known[0])} each, {known[1]}" if known else "time unknown"
+        text = f"{cell.benchmark} {cell.method}, {cell.repeated} {', '.join(map(str, repeats))}: {each}"
+        print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
+    without = f", without {words.count(unknown_times, 'run')} of unknown time" if unknown_times else ""
+    print(f"about {span(total)} of one core in all{without}")
+
+
+def _print_commands(grids: Sequence[dict[str, object]], out: Path) -> None:
+    from sgp.experiments.config import as_command
+    from sgp.experiments.sweep import expand_grids
+
+    for point in expand_grids(list(grids), "sgp reproduce").points:
+        print(f"{as_command(point.config)} {shlex.join(['--out', str(out), '--name', point.name, '--resume'])}")
+
+
+def _run(grids: Sequence[dict[str, object]], options: Options) -> int:
+    """Write the grids as a sweep file beside the runs, and run the sweep, which resumes what was stopped."""
+    import yaml
+
+    from sgp.cli import sweep
+    from sgp.storage import write_bytes
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / f"reproduce-{'-'.join(options.tables)}.yaml"
+    write_bytes(file, yaml.safe_dump(list(grids), sort_keys=False).encode())
+    words = [str(file), "--out", str(options.out)]
+    words += ["--data", str(options.data)] if options.data is not None else []
+    words += ["--jobs", str(options.jobs)] if options.jobs is not None else []
+    return sweep.main(words)
