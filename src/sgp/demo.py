@@ -19,7 +19,7 @@ from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.report import missing
+from sgp.report import find_missing_packages
 
 # As the table calls them.
 METHODS = {"finetuning": "finetune", "GPM": "gpm", "SGP": "sgp"}
@@ -142,7 +142,7 @@ def _outcome(folder: RunFolder) -> Outcome:
 
 def _page(out: Path) -> str:
     """Make the page of all runs, and say where it lies."""
-    lacking = missing()
+    lacking = find_missing_packages()
     if lacking:
         return f"Runs: {out / 'runs'}. There is no page of them: {lacking}"
     from sgp.report.write import write_report

@@ -12,7 +12,7 @@ pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchm
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-from report.test_reproduction import get_cell, write_run
+from report.test_reproduction import get_cell, write_cell_run
 
 from sgp.cli import main, reproduce
 from sgp.cli.run import parse
@@ -92,9 +92,9 @@ def test_every_cell_of_the_paper_is_printed_within_80_columns(capsys: pytest.Cap
 def test_ours_stands_beside_the_papers(capsys: pytest.CaptureFixture[str], committed: Path) -> None:
     cell = get_cell("split-cifar100", "sgp")
     for seed, acc in enumerate((75.0, 77.0)):
-        write_run(committed, cell, f"run{seed}", acc=acc, loss=0.2, seed=seed)
-    write_run(committed, get_cell("split-cifar100", "gpm"), "gpm", acc=70.0, loss=0.2, seconds=50.0)
-    write_run(committed, get_cell("split-cifar100", "hat"), "hat", acc=70.0, tasks=3)
+        write_cell_run(committed, cell, f"run{seed}", acc=acc, loss=0.2, seed=seed)
+    write_cell_run(committed, get_cell("split-cifar100", "gpm"), "gpm", acc=70.0, loss=0.2, seconds=50.0)
+    write_cell_run(committed, get_cell("split-cifar100", "hat"), "hat", acc=70.0, tasks=3)
     lines = run(capsys)
     assert max(map(len, lines)) <= 80
     sgp = "sgp        2   76.00 ± 1.41  76.05 ± 0.43  -0.1    -1.0  -1 ± 0   0.0  agrees"
@@ -108,7 +108,7 @@ def test_ours_stands_beside_the_papers(capsys: pytest.CaptureFixture[str], commi
 
 
 def test_a_spread_that_stands_in_is_marked(capsys: pytest.CaptureFixture[str], committed: Path) -> None:
-    write_run(committed, get_cell("cifar100-superclass", "gpm"), "gpm", acc=58.0)
+    write_cell_run(committed, get_cell("cifar100-superclass", "gpm"), "gpm", acc=58.0)
     lines = run(capsys, "--methods", "gpm")
     assert find_row(lines, "gpm", table=2).split() == [
         "gpm",
@@ -125,7 +125,7 @@ def test_a_spread_that_stands_in_is_marked(capsys: pytest.CaptureFixture[str], c
 
 def test_methods_are_chosen_and_times_still_know_gpm(capsys: pytest.CaptureFixture[str], committed: Path) -> None:
     for method, seconds in (("gpm", 50.0), ("sgp", 75.0)):
-        write_run(committed, get_cell("split-cifar100", method), method, seconds=seconds)
+        write_cell_run(committed, get_cell("split-cifar100", method), method, seconds=seconds)
     lines = run(capsys, "--methods", "sgp")
     assert not any(line.split()[:1] == ["gpm"] for line in lines)
     assert find_row(lines, "sgp", table=-1).split()[1] == "1.50"
@@ -133,14 +133,14 @@ def test_methods_are_chosen_and_times_still_know_gpm(capsys: pytest.CaptureFixtu
 
 def test_runs_of_another_folder_and_of_out_are_compared_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cell = get_cell("split-cifar100", "sgp")
-    write_run(tmp_path / "mine", cell, "run", seed=0)
-    write_run(tmp_path / "runs", cell, "run", seed=1)
+    write_cell_run(tmp_path / "mine", cell, "run", seed=0)
+    write_cell_run(tmp_path / "runs", cell, "run", seed=1)
     assert find_row(run(capsys, "--methods", "sgp"), "sgp").split()[1] == "1"
     assert find_row(run(capsys, "--methods", "sgp", "--runs", "mine"), "sgp").split()[1] == "2"
 
 
 def test_a_run_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str], committed: Path) -> None:
-    path = write_run(committed, get_cell("split-cifar100", "sgp"), "run")
+    path = write_cell_run(committed, get_cell("split-cifar100", "sgp"), "run")
     (path / "metrics.jsonl").write_text("nothing\n")
     assert main(["reproduce"]) == 0
     error = capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_a_dry_run_prints_a_command_for_every_missing_run(
     assert len(commands) == 2 * len(cells)
     for cell, command in zip([cell for cell in cells for _ in range(2)], commands, strict=True):
         settings = get_settings_of(command)
-        expected = find_expected_settings(cell)
+        expected = find_expected_settings(cell.benchmark, cell.method)
         assert {name for name in expected if settings[name] != expected[name]} <= {cell.repeated}
     assert len({command.split(" --name ")[1] for command in commands}) == len(commands)
     assert not (tmp_path / "runs").exists()
@@ -195,7 +195,7 @@ def test_a_dry_run_prints_a_command_for_every_missing_run(
 def test_a_dry_run_has_only_what_is_missing_with_an_estimate(
     capsys: pytest.CaptureFixture[str], committed: Path
 ) -> None:
-    write_run(committed, get_cell("split-cifar100", "sgp"), "run", seed=1, seconds=7200.0)
+    write_cell_run(committed, get_cell("split-cifar100", "sgp"), "run", seed=1, seconds=7200.0)
     lines = run(capsys, "split-cifar100", "--methods", "sgp,gpm", "--seeds", "2", "--dry-run")
     assert lines[0] == "3 runs to make, in runs:"
     text = " ".join(" ".join(lines).split())

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("yaml", reason="a run's config is a YAML file; of the extra 'benchmarks'")
 
-from report.written import falling, written
+from report.written import make_rows
+from report.written import write_run as write_any_run
 
 from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder
@@ -16,12 +17,12 @@ from sgp.experiments.record import RunError, read_record
 from sgp.experiments.summary import summary_of
 
 
-def write_run(path: Path, *, end: bool = True, tasks: int = 3) -> Path:
-    return written(path, configure("digits", "gpm", tasks=tasks, seed=4), falling(tasks), seconds=90.0, end=end)
+def write_digits(path: Path, *, end: bool = True, tasks: int = 3) -> Path:
+    return write_any_run(path, configure("digits", "gpm", tasks=tasks, seed=4), make_rows(tasks), seconds=90.0, end=end)
 
 
 def test_a_record_has_the_settings_and_what_the_summary_has(tmp_path: Path) -> None:
-    record, summary = read_record(write_run(tmp_path / "run")), summary_of(RunFolder(tmp_path / "run"))
+    record, summary = read_record(write_digits(tmp_path / "run")), summary_of(RunFolder(tmp_path / "run"))
     assert record.settings == summary.config.flat()
     assert [row[-1] for row in record.accuracies] == summary.accuracies.diagonal().tolist()
     assert (record.acc, record.bwt) == (79.0, -1.5)
@@ -30,12 +31,12 @@ def test_a_record_has_the_settings_and_what_the_summary_has(tmp_path: Path) -> N
 
 
 def test_a_single_task_has_no_bwt(tmp_path: Path) -> None:
-    assert read_record(write_run(tmp_path / "run", tasks=1)).bwt is None
+    assert read_record(write_digits(tmp_path / "run", tasks=1)).bwt is None
 
 
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not finished: 3 tasks learned so far"):
-        read_record(write_run(tmp_path / "run", end=False))
+        read_record(write_digits(tmp_path / "run", end=False))
 
 
 def change_metrics(path: Path, change: Callable[[dict[str, object]], object]) -> None:
@@ -59,7 +60,7 @@ def change_metrics(path: Path, change: Callable[[dict[str, object]], object]) ->
     ],
 )
 def test_damaged_metrics_are_refused(tmp_path: Path, change: Callable[[dict[str, object]], object], clue: str) -> None:
-    path = write_run(tmp_path / "run")
+    path = write_digits(tmp_path / "run")
     change_metrics(path, change)
     with pytest.raises(RunError, match=clue):
         read_record(path)
@@ -69,14 +70,14 @@ def test_damaged_metrics_are_refused(tmp_path: Path, change: Callable[[dict[str,
     "text", ["", "benchmark: [digits]\nmethod: gpm\n", "benchmark: digits\n", "tasks: 3\n", "- 1\n"]
 )
 def test_a_damaged_config_is_refused(tmp_path: Path, text: str) -> None:
-    path = write_run(tmp_path / "run")
+    path = write_digits(tmp_path / "run")
     (path / "config.yaml").write_text(text)
     with pytest.raises(RunError, match="cannot be read"):
         read_record(path)
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run")
+    path = write_digits(tmp_path / "run")
     (path / "config.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RunError, match="cannot be read"):
         read_record(path)

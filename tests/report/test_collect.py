@@ -6,31 +6,31 @@ import pytest
 
 pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
 
-from report.written import digits, falling, games, written
+from report.written import digits, games, make_rows, write_run
 
 from sgp.experiments.config import configure
-from sgp.report.collect import collect
+from sgp.report.collect import collect_runs
 
 
 def test_a_folder_of_runs_gives_them_all(tmp_path: Path) -> None:
     digits(tmp_path / "some", "gpm")
     digits(tmp_path / "some" / "deeper", "sgp")
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert {run.config.method for run in found.runs} == {"gpm", "sgp"}
     assert found.left_out == []
 
 
 def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     path = digits(tmp_path, "gpm")
-    found = collect([path, tmp_path, path])
+    found = collect_runs([path, tmp_path, path])
     assert len(found.runs) == 1
     assert found.left_out == []
 
 
 def test_a_copy_of_a_run_is_left_out_by_name(tmp_path: Path) -> None:
     digits(tmp_path, "gpm", name="a")
-    written(tmp_path / "b", configure("digits", "gpm", threads=2), falling(10))
-    found = collect([tmp_path])
+    write_run(tmp_path / "b", configure("digits", "gpm", threads=2), make_rows(10))
+    found = collect_runs([tmp_path])
     assert [run.name for run in found.runs] == ["a"]
     (left,) = found.left_out
     assert left.path == tmp_path / "b"
@@ -38,9 +38,9 @@ def test_a_copy_of_a_run_is_left_out_by_name(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_is_left_out_with_how_far_it_is(tmp_path: Path) -> None:
-    written(tmp_path / "half", configure("digits", "gpm", threads=1), falling(4), end=False)
-    written(tmp_path / "fresh", configure("digits", "sgp", threads=1), [], end=False)
-    found = collect([tmp_path])
+    write_run(tmp_path / "half", configure("digits", "gpm", threads=1), make_rows(4), end=False)
+    write_run(tmp_path / "fresh", configure("digits", "sgp", threads=1), [], end=False)
+    found = collect_runs([tmp_path])
     assert found.runs == []
     assert {left.path.name: left.reason.partition(";")[0] for left in found.left_out} == {
         "half": "not finished: 4 tasks learned so far",
@@ -62,7 +62,7 @@ def test_a_damaged_run_is_left_out_and_the_others_stay(tmp_path: Path, name: str
     digits(tmp_path, "gpm")
     bad = digits(tmp_path, "sgp")
     (bad / name).write_text(content)
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert [run.config.method for run in found.runs] == ["gpm"]
     (left,) = found.left_out
     assert left.path == bad
@@ -76,7 +76,7 @@ def test_a_run_that_lacks_one_of_its_lines_is_left_out_and_the_others_stay(tmp_p
     lines = (bad / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines.remove(next(line for line in lines if f'"event": "{event}"' in line))
     (bad / "metrics.jsonl").write_text("".join(lines))
-    found = collect([tmp_path])
+    found = collect_runs([tmp_path])
     assert [run.config.method for run in found.runs] == ["gpm"]
     (left,) = found.left_out
     assert "metrics are damaged" in left.reason
@@ -84,19 +84,19 @@ def test_a_run_that_lacks_one_of_its_lines_is_left_out_and_the_others_stay(tmp_p
 
 def test_an_accuracy_that_is_no_number_is_damage(tmp_path: Path) -> None:
     config = configure("digits", "gpm", threads=1)
-    written(tmp_path / "run", config, [[80.0], [80.0, float("nan")]])
-    assert collect([tmp_path]).runs == []
+    write_run(tmp_path / "run", config, [[80.0], [80.0, float("nan")]])
+    assert collect_runs([tmp_path]).runs == []
 
 
 def test_places_without_runs_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    found = collect([tmp_path / "empty", tmp_path / "nowhere"])
+    found = collect_runs([tmp_path / "empty", tmp_path / "nowhere"])
     assert [left.reason for left in found.left_out] == ["there is no run in it", "there is no such folder"]
 
 
 def test_a_run_on_games_is_read_too(tmp_path: Path) -> None:
     games(tmp_path, "sgp")
-    (run,) = collect([tmp_path]).runs
+    (run,) = collect_runs([tmp_path]).runs
     assert run.is_game
     assert run.names == ["breakout", "freeway"]
     assert [len(each["scores"]) for each in run.evaluations] == [1, 1, 1, 2, 2, 2]

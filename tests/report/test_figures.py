@@ -10,19 +10,19 @@ import pytest
 pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
 pytest.importorskip("matplotlib", reason="of the extra 'report'")
 
-from report.written import digits, falling, games, written
+from report.written import digits, games, make_rows, write_run
 
 from sgp.experiments.config import configure
 from sgp.report import palette
-from sgp.report.collect import collect
+from sgp.report.collect import collect_runs
 from sgp.report.draw import SVG, draw
-from sgp.report.figures import all_figures
-from sgp.report.groups import group
+from sgp.report.figures import make_figures
+from sgp.report.groups import group_runs
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
 
 
-def figures_of(place: Path) -> dict[str, Figure]:
-    return {figure.name: figure for figure in all_figures(group(collect([place]).runs))}
+def find_figures(place: Path) -> dict[str, Figure]:
+    return {figure.name: figure for figure in make_figures(group_runs(collect_runs([place]).runs))}
 
 
 def lines(figure: Figure) -> Lines:
@@ -34,27 +34,27 @@ def test_accuracies_of_each_task_when_learned_and_in_the_end(tmp_path: Path) -> 
     digits(tmp_path, "sgp", 0, start=80)
     digits(tmp_path, "sgp", 1, start=90)
     digits(tmp_path, "gpm", start=70)
-    found = figures_of(tmp_path)
+    found = find_figures(tmp_path)
     learned = {series.label: series for series in lines(found["digits-learned"]).series}
     kept = {series.label: series for series in lines(found["digits-kept"]).series}
     assert list(learned["SGP"].ys) == [85.0] * 10
     assert learned["SGP"].deviations == pytest.approx([50**0.5] * 10)
     assert list(kept["SGP"].ys) == [85.0 - 9 + task for task in range(10)]
     assert learned["GPM"].deviations == []
-    assert learned["SGP"].colour == palette.of_method("sgp")[0] != learned["GPM"].colour
+    assert learned["SGP"].colour == palette.choose_look("sgp")[0] != learned["GPM"].colour
 
 
 def test_stability_against_plasticity(tmp_path: Path) -> None:
     digits(tmp_path, "sgp", start=80)
     digits(tmp_path, "finetune", start=95)
-    points = {series.label: series for series in lines(figures_of(tmp_path)["digits-stability"]).series}
+    points = {series.label: series for series in lines(find_figures(tmp_path)["digits-stability"]).series}
     assert (points["Finetuning"].xs, points["Finetuning"].ys) == ([95.0], [-5.0])
 
 
 def test_time_and_memory_are_relative_to_gpm_with_the_papers_marks(tmp_path: Path) -> None:
-    written(tmp_path / "a", configure("split-cifar100", "gpm", threads=1), falling(10), seconds=100, extra=1000)
-    written(tmp_path / "b", configure("split-cifar100", "sgp", threads=1), falling(10), seconds=150, extra=1500)
-    found = figures_of(tmp_path)
+    write_run(tmp_path / "a", configure("split-cifar100", "gpm", threads=1), make_rows(10), seconds=100, extra=1000)
+    write_run(tmp_path / "b", configure("split-cifar100", "sgp", threads=1), make_rows(10), seconds=150, extra=1500)
+    found = find_figures(tmp_path)
     for name, published in (("time", 1.16), ("memory", 1.001)):
         drawing = found[f"split-cifar100-{name}"].drawing
         assert isinstance(drawing, Bars)
@@ -64,8 +64,8 @@ def test_time_and_memory_are_relative_to_gpm_with_the_papers_marks(tmp_path: Pat
 
 def test_a_partial_run_has_no_mark_of_the_papers(tmp_path: Path) -> None:
     for method in ("gpm", "sgp"):
-        written(tmp_path / method, configure("split-cifar100", method, threads=1, epochs=5), falling(10))
-    drawing = figures_of(tmp_path)["split-cifar100-time"].drawing
+        write_run(tmp_path / method, configure("split-cifar100", method, threads=1, epochs=5), make_rows(10))
+    drawing = find_figures(tmp_path)["split-cifar100-time"].drawing
     assert isinstance(drawing, Bars)
     assert all(bar.published is None for bar in drawing.bars)
 
@@ -74,7 +74,7 @@ def test_acc_against_alpha_with_gpm_across(tmp_path: Path) -> None:
     for alpha, start in ((1.0, 80), (5.0, 82), (25.0, 70)):
         digits(tmp_path, "sgp", start=start, alpha=alpha, name=f"alpha{alpha}")
     digits(tmp_path, "gpm", start=60)
-    drawing = lines(figures_of(tmp_path)["digits-alpha"])
+    drawing = lines(find_figures(tmp_path)["digits-alpha"])
     (series,) = drawing.series
     assert (list(series.xs), series.ys) == ([1.0, 5.0, 25.0], pytest.approx([75.5, 77.5, 65.5]))
     assert drawing.levels[0][:2] == ("GPM (alpha ∞)", 55.5)
@@ -84,17 +84,17 @@ def test_the_alpha_of_another_method_is_another_alpha(tmp_path: Path) -> None:
     for alpha in (0.1, 0.5):
         digits(tmp_path, "der", alpha=alpha)
     digits(tmp_path, "gpm")
-    assert "digits-alpha" not in figures_of(tmp_path)
+    assert "digits-alpha" not in find_figures(tmp_path)
 
 
 def test_one_alpha_is_no_study(tmp_path: Path) -> None:
     digits(tmp_path, "sgp")
-    assert "digits-alpha" not in figures_of(tmp_path)
+    assert "digits-alpha" not in find_figures(tmp_path)
 
 
 def test_inside_of_a_run_matrix_free_capacity_importances_and_singular_values(tmp_path: Path) -> None:
     digits(tmp_path, "sgp", tasks=8)
-    found = figures_of(tmp_path)
+    found = find_figures(tmp_path)
     heat = found["digits-sgp-1-matrix"].drawing
     assert isinstance(heat, Heat)
     assert [len(row) for row in heat.matrix] == list(range(1, 9))
@@ -108,8 +108,8 @@ def test_inside_of_a_run_matrix_free_capacity_importances_and_singular_values(tm
 
 def test_of_many_layers_those_of_a_kind_are_one_line_and_some_have_curves(tmp_path: Path) -> None:
     layers = ["words", *(f"layer.{number}.{kind}" for number in range(8) for kind in ("query", "dense2"))]
-    written(tmp_path / "deep", configure("digits", "sgp", threads=1), falling(2), layers=layers)
-    found = figures_of(tmp_path)
+    write_run(tmp_path / "deep", configure("digits", "sgp", threads=1), make_rows(2), layers=layers)
+    found = find_figures(tmp_path)
     free = {series.label: series.ys for series in lines(found["digits-sgp-1-free"]).series}
     assert list(free) == ["words", "layer.*.query", "layer.*.dense2"]
     assert free["words"] == pytest.approx([90, 80])
@@ -123,10 +123,10 @@ def test_of_many_layers_those_of_a_kind_are_one_line_and_some_have_curves(tmp_pa
 
 
 def test_only_what_the_runs_contain_is_drawn(tmp_path: Path) -> None:
-    written(tmp_path / "old", configure("digits", "sgp", threads=1), falling(10), told=False)
-    assert not any("importances" in name or "singular" in name for name in figures_of(tmp_path))
-    written(tmp_path / "m" / "joint", configure("digits", "multitask", threads=1), falling(10, 90, 0.0))
-    assert set(figures_of(tmp_path / "m")) == {"digits-learned", "digits-kept"}
+    write_run(tmp_path / "old", configure("digits", "sgp", threads=1), make_rows(10), is_current=False)
+    assert not any("importances" in name or "singular" in name for name in find_figures(tmp_path))
+    write_run(tmp_path / "m" / "joint", configure("digits", "multitask", threads=1), make_rows(10, 90, 0.0))
+    assert set(find_figures(tmp_path / "m")) == {"digits-learned", "digits-kept"}
 
 
 def test_games_have_curves_the_accumulated_reward_and_the_failure_of_adam(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_games_have_curves_the_accumulated_reward_and_the_failure_of_adam(tmp_pa
     games(tmp_path, "sgp", 1)
     games(tmp_path, "finetune")
     games(tmp_path, "sgp", 0, level=0.2, optimizer="adam-on-projected")
-    found = figures_of(tmp_path)
+    found = find_figures(tmp_path)
     assert {"minatar-reward-1", "minatar-reward-2", "minatar-accumulated"} <= set(found)
     first = {series.label: series for series in lines(found["minatar-reward-1"]).series}
     assert len(first) == 2
@@ -154,7 +154,7 @@ def test_a_reward_that_is_known_of_some_games_only_has_no_curve(tmp_path: Path) 
     events = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     changed = [event | {"accumulated": None} if event.get("task") == 1 else event for event in events]
     (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in changed))
-    found = figures_of(tmp_path)
+    found = find_figures(tmp_path)
     assert "minatar-reward-2" in found
     assert "minatar-accumulated" not in found
 
@@ -163,10 +163,10 @@ def test_the_failure_of_adam_is_shown_beside_a_run_that_differs_in_nothing_else(
     games(tmp_path, "sgp", level=1.0)
     games(tmp_path, "sgp", level=0.5, alpha=5.0)
     games(tmp_path, "sgp", level=0.2, alpha=5.0, optimizer="adam-on-projected")
-    (adam,) = [figure for name, figure in figures_of(tmp_path).items() if "adam" in name]
+    (adam,) = [figure for name, figure in find_figures(tmp_path).items() if "adam" in name]
     assert [max(series.ys) for series in lines(adam).series] == [6.0, 15.0]
     # Studies of a setting are in no other figure.
-    assert [series.label for series in lines(figures_of(tmp_path)["minatar-accumulated"]).series] == ["SGP"]
+    assert [series.label for series in lines(find_figures(tmp_path)["minatar-accumulated"]).series] == ["SGP"]
 
 
 COLOUR = palette.BLUE
@@ -242,9 +242,9 @@ def test_a_figure_is_the_same_each_time() -> None:
 def test_every_method_has_a_look_of_its_own() -> None:
     from sgp.methods import METHODS
 
-    looks = [palette.of_method(name) for name in METHODS]
+    looks = [palette.choose_look(name) for name in METHODS]
     assert len(set(looks)) == len(looks)
-    assert palette.of_method("somebody's own") == palette.of_method("somebody's own")
+    assert palette.choose_look("somebody's own") == palette.choose_look("somebody's own")
 
 
 def contrast(one: str, other: str) -> float:

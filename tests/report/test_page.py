@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="of the extra 'report'")
 pytest.importorskip("jinja2", reason="of the extra 'report'")
 pytest.importorskip("selenium", reason="drives the browser")
 
-from report.written import falling, written
+from report.written import make_rows, write_run
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -39,9 +39,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(2):
             config = configure("digits", method, tasks=3, seed=seed, threads=1)
             path = place / "runs" / BAD / f"{method}{seed}"
-            written(path, config, falling(3, start + seed), names=[BAD, "b", "c"], told=False)
+            write_run(path, config, make_rows(3, start + seed), names=[BAD, "b", "c"], is_current=False)
     config = configure("split-cifar100", "sgp", threads=1)
-    written(place / "runs" / "cifar", config, falling(10, 80.0), told=False)
+    write_run(place / "runs" / "cifar", config, make_rows(10, 80.0), is_current=False)
     return write_report([place / "runs"], place / "out").page
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("yaml", reason="the paper's numbers are a YAML file; of the extra 'benchmarks'")
 
-from report.written import falling, written
+from report.written import make_rows, write_run
 
 from sgp.experiments.config import configure
 from sgp.paper import Cell, find_cell, find_cells
@@ -34,7 +34,7 @@ CIFAR_SGP = get_cell("split-cifar100", "sgp")
 SUPERCLASS_GPM = get_cell("cifar100-superclass", "gpm")
 
 
-def write_run(
+def write_cell_run(
     place: Path, cell: Cell, name: str, *, acc: float = 76.0, loss: float = 1.0, seconds: float = 60.0, **changes: Any
 ) -> Path:
     """Write a finished run of a cell's full protocol, with some settings changed."""
@@ -42,7 +42,7 @@ def write_run(
     config = configure(cell.benchmark, cell.method, **settings)
     tasks = config.flat()["tasks"]
     # Tasks that are learned alike and lose as much with every task end `loss * (tasks - 1) / 2` lower in the mean.
-    return written(place / name, config, falling(tasks, acc + loss * (tasks - 1) / 2, loss), seconds=seconds)
+    return write_run(place / name, config, make_rows(tasks, acc + loss * (tasks - 1) / 2, loss), seconds=seconds)
 
 
 def compare(place: Path, cell: Cell) -> Outcome:
@@ -54,7 +54,7 @@ def compare(place: Path, cell: Cell) -> Outcome:
 
 def test_every_cell_has_expected_settings() -> None:
     for cell in find_cells():
-        settings = find_expected_settings(cell)
+        settings = find_expected_settings(cell.benchmark, cell.method)
         assert (settings["benchmark"], settings["method"]) == (cell.benchmark, cell.method)
         assert cell.comparison.settings.items() <= settings.items()
 
@@ -66,7 +66,9 @@ def test_a_cell_without_runs_is_not_run(tmp_path: Path) -> None:
 
 def test_runs_of_other_seeds_are_averaged_and_compared(tmp_path: Path) -> None:
     for seed, acc in enumerate((75.0, 77.0, 79.0)):
-        write_run(tmp_path, CIFAR_SGP, f"run{seed}", acc=acc, loss=0.2, seed=seed, threads=seed, channels_last=seed > 1)
+        write_cell_run(
+            tmp_path, CIFAR_SGP, f"run{seed}", acc=acc, loss=0.2, seed=seed, threads=seed, channels_last=seed > 1
+        )
     outcome = compare(tmp_path, CIFAR_SGP)
     assert (len(outcome.runs), outcome.differences) == (3, ())
     assert outcome.acc == pytest.approx(77.0)
@@ -80,12 +82,12 @@ def test_runs_of_other_seeds_are_averaged_and_compared(tmp_path: Path) -> None:
 def test_a_cell_is_off_if_acc_or_bwt_deviates_by_more_than_two(
     tmp_path: Path, acc: float, loss: float, status: str
 ) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run", acc=acc, loss=loss)
+    write_cell_run(tmp_path, CIFAR_SGP, "run", acc=acc, loss=loss)
     assert compare(tmp_path, CIFAR_SGP).status == status
 
 
 def test_a_spread_of_bwt_that_was_rounded_to_zero_counts_as_half_of_the_last_digit(tmp_path: Path) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run", loss=0.4)
+    write_cell_run(tmp_path, CIFAR_SGP, "run", loss=0.4)
     outcome = compare(tmp_path, CIFAR_SGP)
     assert CIFAR_SGP.numbers["bwt_std"] == 0.0
     assert outcome.bwt == pytest.approx(-2.0)
@@ -93,7 +95,7 @@ def test_a_spread_of_bwt_that_was_rounded_to_zero_counts_as_half_of_the_last_dig
 
 
 def test_without_any_spread_nothing_is_judged(tmp_path: Path) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run")
+    write_cell_run(tmp_path, CIFAR_SGP, "run")
     cell = Cell("split-cifar100", "sgp", "table1", "seed", CIFAR_SGP.comparison, {"acc": 76.0}, None)
     outcome = compare(tmp_path, cell)
     assert (outcome.acc_z, outcome.status) == (None, "no spread")
@@ -118,7 +120,7 @@ def test_without_any_spread_nothing_is_judged(tmp_path: Path) -> None:
 def test_a_run_of_other_settings_does_not_count_and_is_named(
     tmp_path: Path, changes: dict[str, Any], differences: tuple[str, ...]
 ) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run", **changes)
+    write_cell_run(tmp_path, CIFAR_SGP, "run", **changes)
     outcome = compare(tmp_path, CIFAR_SGP)
     assert (outcome.status, outcome.differences) == ("partial", differences)
     assert (outcome.acc_z, outcome.bwt_z) == (None, None)
@@ -126,19 +128,19 @@ def test_a_run_of_other_settings_does_not_count_and_is_named(
 
 @pytest.mark.parametrize("changes", [{"pixels": "true"}, {"validation_seed": None}, {"preset": "paper"}], ids=str)
 def test_a_run_on_other_superclass_data_does_not_count(tmp_path: Path, changes: dict[str, Any]) -> None:
-    write_run(tmp_path, SUPERCLASS_GPM, "run", **changes)
+    write_cell_run(tmp_path, SUPERCLASS_GPM, "run", **changes)
     assert compare(tmp_path, SUPERCLASS_GPM).status == "partial"
 
 
 def test_a_run_counts_whatever_its_settings_are_called(tmp_path: Path) -> None:
     cell = get_cell("cifar100-superclass", "stl")
     assert cell.comparison.preset == "paper"
-    write_run(tmp_path, cell, "run", preset="reference", acc=61.0)
+    write_cell_run(tmp_path, cell, "run", preset="reference", acc=61.0)
     assert compare(tmp_path, cell).status == "agrees"
 
 
 def test_a_run_with_a_setting_that_is_unknown_now_does_not_count(tmp_path: Path) -> None:
-    path = write_run(tmp_path, CIFAR_SGP, "run")
+    path = write_cell_run(tmp_path, CIFAR_SGP, "run")
     (path / "config.yaml").write_text((path / "config.yaml").read_text() + "project_again: 0.2\n")
     records, left_out = find_records([tmp_path])
     assert records == []
@@ -147,32 +149,32 @@ def test_a_run_with_a_setting_that_is_unknown_now_does_not_count(tmp_path: Path)
 
 
 def test_a_run_of_another_method_or_benchmark_does_not_count(tmp_path: Path) -> None:
-    write_run(tmp_path, get_cell("split-cifar100", "gpm"), "gpm")
-    write_run(tmp_path, get_cell("split-miniimagenet", "sgp"), "mini")
+    write_cell_run(tmp_path, get_cell("split-cifar100", "gpm"), "gpm")
+    write_cell_run(tmp_path, get_cell("split-miniimagenet", "sgp"), "mini")
     assert compare(tmp_path, CIFAR_SGP).status == "not run"
 
 
 def test_the_same_run_counts_once(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_run(tmp_path, CIFAR_SGP, name, seed=3)
+        write_cell_run(tmp_path, CIFAR_SGP, name, seed=3)
     assert len(compare(tmp_path, CIFAR_SGP).runs) == 1
 
 
 def test_full_runs_go_before_partial_ones_and_longer_partial_ones_before_shorter(tmp_path: Path) -> None:
-    write_run(tmp_path, CIFAR_SGP, "fast", recipe="fast")
-    write_run(tmp_path, CIFAR_SGP, "short", epochs=5)
-    write_run(tmp_path, CIFAR_SGP, "few", tasks=3)
+    write_cell_run(tmp_path, CIFAR_SGP, "fast", recipe="fast")
+    write_cell_run(tmp_path, CIFAR_SGP, "short", epochs=5)
+    write_cell_run(tmp_path, CIFAR_SGP, "few", tasks=3)
     assert compare(tmp_path, CIFAR_SGP).differences == ("3 of 10 tasks",)
-    write_run(tmp_path, CIFAR_SGP, "full")
+    write_cell_run(tmp_path, CIFAR_SGP, "full")
     assert [run.path.name for run in compare(tmp_path, CIFAR_SGP).runs] == ["full"]
 
 
 def test_unfinished_and_damaged_runs_are_left_out_with_a_reason(tmp_path: Path) -> None:
     config = configure("split-cifar100", "sgp")
-    written(tmp_path / "unfinished", config, falling(2), end=False)
-    damaged = write_run(tmp_path, CIFAR_SGP, "damaged")
+    write_run(tmp_path / "unfinished", config, make_rows(2), end=False)
+    damaged = write_cell_run(tmp_path, CIFAR_SGP, "damaged")
     (damaged / "metrics.jsonl").write_text("{}\n")
-    unreadable = write_run(tmp_path, CIFAR_SGP, "unreadable")
+    unreadable = write_cell_run(tmp_path, CIFAR_SGP, "unreadable")
     (unreadable / "config.yaml").write_bytes(b"\xff")
     records, left_out = find_records([tmp_path])
     assert records == []
@@ -183,13 +185,13 @@ def test_unfinished_and_damaged_runs_are_left_out_with_a_reason(tmp_path: Path) 
 
 
 def test_runs_on_other_benchmarks_are_not_even_read(tmp_path: Path) -> None:
-    path = write_run(tmp_path, CIFAR_SGP, "run")
+    path = write_cell_run(tmp_path, CIFAR_SGP, "run")
     (path / "config.yaml").write_text("benchmark: digits\nmethod: nothing like it\n")
     assert find_records([tmp_path]) == ([], [])
 
 
 def test_a_folder_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run")
+    write_cell_run(tmp_path, CIFAR_SGP, "run")
     records, _ = find_records([tmp_path, tmp_path / "run", tmp_path / ".." / tmp_path.name])
     assert len(records) == 1
 
@@ -197,8 +199,8 @@ def test_a_folder_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
 def test_times_are_relative_to_gpm_of_the_full_protocol(tmp_path: Path) -> None:
     cells = [get_cell("split-cifar100", method) for method in ("gpm", "sgp", "trgp")]
     for cell, seconds in zip(cells[:2], (100.0, 120.0), strict=True):
-        write_run(tmp_path, cell, cell.method, seconds=seconds)
-    write_run(tmp_path, cells[2], "trgp", tasks=3)
+        write_cell_run(tmp_path, cell, cell.method, seconds=seconds)
+    write_cell_run(tmp_path, cells[2], "trgp", tasks=3)
     reproduction = reproduce(find_records([tmp_path])[0], cells)
     ratios = [reproduction.compute_time_ratio(outcome) for outcome in reproduction.outcomes]
     assert ratios == [1.0, pytest.approx(1.2), None]
@@ -214,17 +216,17 @@ def test_missing_seeds_are_the_smallest_that_no_run_has(
     tmp_path: Path, seeds: list[int], count: int, missing: list[int]
 ) -> None:
     for seed in seeds:
-        write_run(tmp_path, CIFAR_SGP, f"run{seed}", seed=seed)
+        write_cell_run(tmp_path, CIFAR_SGP, f"run{seed}", seed=seed)
     assert find_missing(compare(tmp_path, CIFAR_SGP), count) == missing
 
 
 def test_partial_runs_spare_nothing(tmp_path: Path) -> None:
-    write_run(tmp_path, CIFAR_SGP, "run", tasks=3)
+    write_cell_run(tmp_path, CIFAR_SGP, "run", tasks=3)
     assert find_missing(compare(tmp_path, CIFAR_SGP), 1) == [0]
 
 
 def test_superclass_is_repeated_over_task_orders(tmp_path: Path) -> None:
-    write_run(tmp_path, SUPERCLASS_GPM, "run", order=1)
+    write_cell_run(tmp_path, SUPERCLASS_GPM, "run", order=1)
     outcome = compare(tmp_path, SUPERCLASS_GPM)
     assert find_missing(outcome, 3) == [0, 2]
     grid = {"benchmark": "cifar100-superclass", "method": "gpm", "preset": "reference", "order": [0, 2]}
@@ -245,8 +247,8 @@ def test_a_grid_names_the_settings_that_its_preset_does_not_have() -> None:
 
 def test_time_is_estimated_from_the_nearest_runs(tmp_path: Path) -> None:
     cells = {method: get_cell("split-cifar100", method) for method in ("gpm", "sgp", "trgp", "multitask")}
-    write_run(tmp_path, cells["gpm"], "gpm", seconds=100.0)
-    write_run(tmp_path, cells["sgp"], "sgp", tasks=5, epochs=20, seconds=10.0)
+    write_cell_run(tmp_path, cells["gpm"], "gpm", seconds=100.0)
+    write_cell_run(tmp_path, cells["sgp"], "sgp", tasks=5, epochs=20, seconds=10.0)
     reproduction = reproduce(find_records([tmp_path])[0], cells.values())
     estimates = {each.cell.method: estimate_seconds(reproduction, each) for each in reproduction.outcomes}
     assert estimates["gpm"] == (pytest.approx(100.0), "from 1 of the same settings")

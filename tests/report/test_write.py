@@ -11,9 +11,10 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 pytest.importorskip("matplotlib", reason="of the extra 'report'")
 pytest.importorskip("jinja2", reason="of the extra 'report'")
 
-from report.written import digits, falling, games, written
+from report.written import digits, games, make_rows, write_run
 
 from sgp.experiments.config import configure
+from sgp.report.page import mark_code
 from sgp.report.write import Report, ReportError, write_report
 
 BAD = "<script>alert(1)</script>"
@@ -65,12 +66,12 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def test_page_tables_and_figures_are_written(runs: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = write_report([runs], tmp_path / "out", lambda done, total: told.append((done, total)))
+def test_page_tables_and_figures_are_write_run(runs: Path, tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    report = write_report([runs], tmp_path / "out", lambda done, total: reported.append((done, total)))
     found = files_in(tmp_path / "out")
     assert report.page == tmp_path / "out" / "index.html"
-    assert told == [(number, report.figures) for number in range(1, report.figures + 1)]
+    assert reported == [(number, report.figures) for number in range(1, report.figures + 1)]
     assert {"index.html", "report.json", "tables/results-digits.csv", "tables/results-digits.tex"} <= found
     assert {"figures/digits-learned.pdf", "figures/digits-learned.png"} <= found
     assert len(found) == 2 + 2 * report.tables + 2 * report.figures
@@ -104,7 +105,7 @@ def test_a_page_asks_for_nothing_outside(page: Page) -> None:
 def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
     config = configure("digits", "sgp", tasks=2, threads=1)
     # A path cannot have a slash in a name, so the end tag is of the parent.
-    written(tmp_path / BAD, config, falling(2), told=False, names=[BAD, "\" onload='x' {{ 7 * 7 }}\x00"])
+    write_run(tmp_path / BAD, config, make_rows(2), is_current=False, names=[BAD, "\" onload='x' {{ 7 * 7 }}\x00"])
     text = write_report([tmp_path], tmp_path / "out").page.read_text(encoding="utf-8")
     page = Page(text)
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 1
@@ -128,8 +129,28 @@ def test_headings_tables_and_figures_are_sound_for_screen_readers(page: Page) ->
     assert ("html", {"lang": "en"}) in page.tags
 
 
+def test_a_page_has_no_literal_backticks(runs: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "half", configure("digits", "ewc", threads=1), make_rows(4), end=False)
+    text = write_report([runs, tmp_path / "half"], tmp_path / "out").page.read_text(encoding="utf-8")
+    body = text.partition("<body>")[2].partition("<script>")[0]
+    assert "`" not in body
+    assert f"<code>sgp run {tmp_path / 'half'} --resume</code>" in body
+
+
+def test_what_stands_between_backticks_is_escaped() -> None:
+    assert mark_code("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
+
+
+def test_experiments_that_are_not_compared_are_named(runs: Path, tmp_path: Path) -> None:
+    digits(tmp_path / "runs", "sgp")
+    digits(tmp_path / "runs", "sgp", tasks=3, alpha=25.0)
+    text = Page(write_report([runs], tmp_path / "out").page.read_text(encoding="utf-8")).text
+    assert "2 experiments are not in the comparisons below" in text
+    assert "GPM (partial: 3 of 10 tasks)" in text
+
+
 def test_unfinished_runs_are_named_on_the_page(runs: Path, tmp_path: Path) -> None:
-    written(tmp_path / "half", configure("digits", "ewc", threads=1), falling(4), end=False)
+    write_run(tmp_path / "half", configure("digits", "ewc", threads=1), make_rows(4), end=False)
     report = write_report([runs, tmp_path / "half"], tmp_path / "out")
     assert "not finished: 4 tasks learned so far" in Page(report.page.read_text(encoding="utf-8")).text
 
@@ -142,14 +163,14 @@ def test_games_have_a_page_too(runs: Path, tmp_path: Path) -> None:
     assert "MinAtar" in text
 
 
-def test_a_reward_that_is_not_known_is_not_told_as_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_reward_is_not_shown_as_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sgp.report.write.draw", lambda _: {"pdf": b"pdf", "png": b"png", "svg": b"<svg></svg>"})
     for method in ("sgp", "finetune"):
         games(tmp_path / "games", method, names=["breakout", "seaquest"])
     text = Page(write_report([tmp_path / "games"], tmp_path / "out").page.read_text(encoding="utf-8")).text
     assert "of 2 accumulated reward" not in text
     assert "is ahead" not in text
-    assert "not known" in text
+    assert "reward is unknown" in text
 
 
 def test_a_second_report_replaces_the_first_and_leaves_other_files_alone(runs: Path, tmp_path: Path) -> None:
@@ -178,7 +199,7 @@ def test_a_manifest_cannot_make_it_remove_what_lies_elsewhere(runs: Path, tmp_pa
 
 def test_a_folder_of_something_else_is_refused_and_left_as_it_is(runs: Path, tmp_path: Path) -> None:
     before = files_in(runs)
-    with pytest.raises(ReportError, match="is no report: choose another folder"):
+    with pytest.raises(ReportError, match="is not a report: choose another folder"):
         write_report([runs], runs)
     assert files_in(runs) == before
     (tmp_path / "file").write_text("x")
@@ -186,8 +207,8 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(runs: Path, tmp
         write_report([runs], tmp_path / "file")
 
 
-def test_no_run_is_told_before_anything_is_written(tmp_path: Path) -> None:
-    written(tmp_path / "half", configure("digits", "gpm", threads=1), falling(4), end=False)
+def test_no_run_is_told_before_anything_is_write_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "half", configure("digits", "gpm", threads=1), make_rows(4), end=False)
     with pytest.raises(ReportError, match=r"no finished run to report:\n.*half: not finished"):
         write_report([tmp_path / "half"], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ def bases(count: int, task: int) -> dict[str, Any]:
     return {"count": count, "of": 16, "blocked": task + 1, "importances": curve, "singular values": curve}
 
 
-def written(
+def write_run(
     path: Path,
     config: AnyConfig,
     rows: Sequence[Sequence[float]],
@@ -23,7 +23,7 @@ def written(
     seconds: float = 60.0,
     extra: int = 2**20,
     end: bool = True,
-    told: bool = True,
+    is_current: bool = True,
     layers: Sequence[str] = ("fc1",),
 ) -> Path:
     """A run with these accuracies.
@@ -38,7 +38,7 @@ def written(
         for task, row in enumerate(rows):
             folder.log("epoch", task=task, epoch=1, seconds={"train": seconds / len(rows)})
             more: dict[str, Any] = {}
-            if told:
+            if is_current:
                 more["data"] = {"inputs": [3, 8, 8], "classes": 5, "train": 1200, "validation": 60, "test": 100}
                 more["bases"] = {layer: bases(4 + task, task) for layer in layers}
             folder.log(
@@ -57,7 +57,7 @@ def written(
     return path
 
 
-def falling(tasks: int, start: float = 80.0, loss: float = 1.0) -> list[list[float]]:
+def make_rows(tasks: int, start: float = 80.0, loss: float = 1.0) -> list[list[float]]:
     """Accuracies of tasks that are learned alike and lose as much with every task that follows."""
     return [[start - loss * (after - task) for task in range(after + 1)] for after in range(tasks)]
 
@@ -67,7 +67,7 @@ def digits(place: Path, method: str, seed: int = 0, *, start: float = 80.0, name
     config = configure("digits", method, seed=seed, threads=1, **settings)
     tasks = settings.get("tasks", 10)
     given = "".join(f"-{key}{value}" for key, value in settings.items())
-    return written(place / (name or f"{method}-{seed}{given}"), config, falling(tasks, start))
+    return write_run(place / (name or f"{method}-{seed}{given}"), config, make_rows(tasks, start))
 
 
 def games(

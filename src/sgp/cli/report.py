@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from sgp.cli.run import import_file
-from sgp.report import missing
-from sgp.report.words import count
+from sgp.report import find_missing_packages
+from sgp.report.words import format_count
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
 def main(arguments: list[str]) -> int:
     """Write a report of some runs, and say where it lies."""
     options = tyro.cli(Options, prog="sgp report", args=arguments or ["--help"])
-    lacking = missing()
+    lacking = find_missing_packages()
     if lacking:
         print(f"sgp report: {lacking}", file=sys.stderr)
         return 2
@@ -52,9 +52,10 @@ def main(arguments: list[str]) -> int:
         return 1
     for each in report.left_out:
         print(f"sgp report: {each.path} is left out: {each.reason}", file=sys.stderr)
-    runs = sum(len(each.runs) for each in report.groups)
+    runs = format_count(sum(len(each.runs) for each in report.groups), "run")
+    tables, figures = format_count(report.tables, "table"), format_count(report.figures, "figure")
     console.print(
-        f"{count(runs, 'run')}, {count(report.tables, 'table')}, {count(report.figures, 'figure')}: {report.page}",
+        f"{runs}, {tables}, {figures}: {report.page}",
         highlight=False,
         markup=False,
         soft_wrap=True,

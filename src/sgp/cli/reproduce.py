@@ -19,9 +19,11 @@ from sgp.paper.results import TABLES
 from sgp.registry import unknown
 from sgp.report import words
 from sgp.report.reproduction import (
+    EXPLANATION,
     Outcome,
     Reproduction,
     estimate_seconds,
+    explain_spread,
     find_expected_settings,
     find_missing,
     find_records,
@@ -33,11 +35,6 @@ from sgp.report.reproduction import (
 COMMITTED = Path(sgp.__file__).resolve().parents[2] / "results" / "runs"
 WIDTH = 80
 TIME = "time"
-EXPLANATION = (
-    "z = (ours - paper) / (sd sqrt(1 + 1/n)), with n runs of ours and the sd of the paper. A row agrees if |z| <= 2 "
-    "for ACC and, where there is a z, for BWT. An sd of BWT that the paper prints as 0 counts as 0.5 points."
-)
-WITHOUT_SPREAD = "~: the paper gives no sd for this row; the {spread:.2f} of {row} stands in. BWT has none, so no z."
 ABOUT_TIMES = (
     "Wall time relative to GPM's, of runs of the full protocol. The paper gives no sd, so nothing is judged: its "
     "times are of one GPU, ours of the machines that made the runs."
@@ -152,18 +149,17 @@ def print_tables(reproduction: Reproduction, methods: Sequence[str] = ()) -> Non
 
 def _print_results(benchmark: str, outcomes: Sequence[Outcome]) -> None:
     cell = outcomes[0].cell
-    tasks = find_expected_settings(cell)["tasks"]
-    heading = f"{cell.table.capitalize()[:-1]} {cell.table[-1]}: {words.benchmark(benchmark)}, {tasks} tasks"
+    tasks = find_expected_settings(cell.benchmark, cell.method)["tasks"]
+    heading = f"{cell.table.capitalize()[:-1]} {cell.table[-1]}: {words.name_benchmark(benchmark)}, {tasks} tasks"
     print(f"{heading}; the paper's mean of 5 {'task ' * (cell.repeated == 'order')}{cell.repeated}s")
     has_capacity = any("capacity" in outcome.cell.numbers for outcome in outcomes)
     last = ("cap. %", "paper") if has_capacity else ("paper", "z")
     print(_format_row("method", "n", "ACC (%)", "paper", "z", "BWT (%)", *last, "status"))
     for outcome in outcomes:
         print(_format_outcome(outcome, has_capacity=has_capacity))
-    stand_in = next((each for each in outcomes if "acc_std" not in each.cell.numbers and each.cell.acc_spread), None)
-    if stand_in is not None:
-        row = next(cell.method for cell in find_cells() if cell.benchmark == benchmark and "acc_std" in cell.numbers)
-        print(textwrap.fill(WITHOUT_SPREAD.format(spread=stand_in.cell.acc_spread, row=row), WIDTH))
+    explanation = explain_spread(outcomes)
+    if explanation:
+        print(textwrap.fill(explanation, WIDTH))
     partial = [outcome for outcome in outcomes if outcome.status == "partial"]
     if partial:
         print("partial, in brackets: not compared, because of")
@@ -177,22 +173,20 @@ def _format_outcome(outcome: Outcome, *, has_capacity: bool) -> str:
     numbers = outcome.cell.numbers
     acc, bwt, capacity = "", "", ""
     if outcome.runs:
-        acc = words.spread([run.acc for run in outcome.runs], 2)
-        # Where a table with BWT has none, all tasks are learned at once.
-        has_bwt = outcome.bwt is not None and (has_capacity or "bwt" in numbers)
-        bwt = words.number(outcome.bwt or 0.0, 1) if has_bwt else ""
+        acc = words.format_spread([run.acc for run in outcome.runs], 2)
+        bwt = "" if outcome.bwt is None else words.format_number(outcome.bwt, 1)
         capacity = f"{outcome.capacity:.0f}"
     if outcome.status == "partial":
         acc, bwt, capacity = f"({acc})", f"({bwt})" if bwt else "", f"({capacity})"
     theirs = f"{numbers['acc']:.2f}" + (f" ± {numbers['acc_std']:.2f}" if "acc_std" in numbers else "")
     stands_in = "" if "acc_std" in numbers else "~"
-    z = "" if outcome.acc_z is None else words.signed(outcome.acc_z, 1) + stands_in
+    z = "" if outcome.acc_z is None else words.format_signed(outcome.acc_z, 1) + stands_in
     if has_capacity:
         last = (capacity, f"{numbers['capacity']:.0f}" if "capacity" in numbers else "")
     else:
-        their_bwt = words.number(100 * numbers["bwt"], 0) if "bwt" in numbers else ""
+        their_bwt = words.format_number(100 * numbers["bwt"], 0) if "bwt" in numbers else ""
         their_bwt += f" ± {100 * numbers['bwt_std']:.0f}" if "bwt_std" in numbers else ""
-        last = (their_bwt, "" if outcome.bwt_z is None else words.signed(outcome.bwt_z, 1))
+        last = (their_bwt, "" if outcome.bwt_z is None else words.format_signed(outcome.bwt_z, 1))
     runs = str(len(outcome.runs)) if outcome.runs else ""
     return _format_row(outcome.cell.method, runs, acc, theirs, z, bwt, *last, outcome.status)
 
@@ -207,7 +201,7 @@ def _format_row(*cells: str) -> str:
 def _print_times(reproduction: Reproduction, timed: Sequence[Outcome]) -> None:
     benchmarks = list(dict.fromkeys(outcome.cell.benchmark for outcome in timed))
     print("Table 5: training time relative to GPM's, ours and the paper's")
-    print(f"{'method':<10}" + "".join(f"{words.benchmark(benchmark):>23}" for benchmark in benchmarks))
+    print(f"{'method':<10}" + "".join(f"{words.name_benchmark(benchmark):>23}" for benchmark in benchmarks))
     for method in dict.fromkeys(outcome.cell.method for outcome in timed):
         cells = [_format_time(reproduction, benchmark, method) for benchmark in benchmarks]
         print(f"{method:<10}{''.join(cells)}".rstrip())
@@ -225,7 +219,7 @@ def _format_time(reproduction: Reproduction, benchmark: str, method: str) -> str
 
 def _print_estimate(reproduction: Reproduction, missing: Sequence[tuple[Outcome, Sequence[int]]], out: Path) -> None:
     amount = sum(len(repeats) for _, repeats in missing)
-    print(f"{words.count(amount, 'run')} to make, in {out}:")
+    print(f"{words.format_count(amount, 'run')} to make, in {out}:")
     total, unknown_times = 0.0, 0
     for outcome, repeats in missing:
         cell = outcome.cell
@@ -235,7 +229,7 @@ def _print_estimate(reproduction: Reproduction, missing: Sequence[tuple[Outcome,
         each = f"{span(known[0])} each, {known[1]}" if known else "time unknown"
         text = f"{cell.benchmark} {cell.method}, {cell.repeated} {', '.join(map(str, repeats))}: {each}"
         print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
-    without = f", without {words.count(unknown_times, 'run')} of unknown time" if unknown_times else ""
+    without = f", without {words.format_count(unknown_times, 'run')} of unknown time" if unknown_times else ""
     print(f"about {span(total)} of one core in all{without}")
 
 

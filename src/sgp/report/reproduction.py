@@ -13,13 +13,17 @@ from typing import Any, Literal
 
 from sgp.experiments.config import configure
 from sgp.experiments.record import CONFIG, REPEATS, TECHNICAL, Record, RunError, read_record
-from sgp.paper import Cell, find_cells
+from sgp.paper import Cell, comparison, find_cells
 
 Status = Literal["agrees", "off", "no spread", "partial", "not run"]
 # Largest |z| that counts as agreement.
 LARGEST_Z = 2.0
 # Smallest standard deviation of BWT in points: the paper rounds to whole points, so 0.00 is anything below this.
 LEAST_BWT_SPREAD = 0.5
+EXPLANATION = (
+    "z = (ours - paper) / (sd sqrt(1 + 1/n)), with n runs of ours and the sd of the paper. A row agrees if |z| <= 2 "
+    "for ACC and, where there is a z, for BWT. An sd of BWT that the paper prints as 0 counts as 0.5 points."
+)
 # Settings that say how much a run trains.
 AMOUNTS = ("tasks", "epochs", "samples")
 # Names of settings, which are compared by what they stand for.
@@ -52,7 +56,9 @@ class Outcome:
 
     @property
     def bwt(self) -> float | None:
-        """Mean BWT in points; None if no run has one."""
+        """Mean BWT in points; None if no run has one, or if all tasks are learned at once."""
+        if self.cell.table == "table1" and "bwt" not in self.cell.numbers:
+            return None
         values = [run.bwt for run in self.runs if run.bwt is not None]
         return mean(values) if values else None
 
@@ -181,19 +187,19 @@ def reproduce(records: Sequence[Record], cells: Iterable[Cell] | None = None) ->
     return Reproduction([_find_outcome(cell, records) for cell in (find_cells() if cells is None else cells)])
 
 
-def find_expected_settings(cell: Cell) -> dict[str, Any]:
-    """Return every setting, by name, of a run that can be compared with a cell."""
-    how = cell.comparison
-    return configure(cell.benchmark, cell.method, how.preset, **how.settings).flat()
+def find_expected_settings(benchmark: str, method: str) -> dict[str, Any]:
+    """Return every setting, by name, of a run that can be compared with the paper."""
+    how = comparison(benchmark, method)
+    return configure(benchmark, method, how.preset, **how.settings).flat()
 
 
 def _find_outcome(cell: Cell, records: Sequence[Record]) -> Outcome:
-    expected = find_expected_settings(cell)
+    expected = find_expected_settings(cell.benchmark, cell.method)
     groups: dict[str, dict[tuple[Any, ...], Record]] = {}
     differences: dict[str, dict[str, Any]] = {}
     for record in records:
         if (record.settings["benchmark"], record.settings["method"]) == (cell.benchmark, cell.method):
-            different = _find_differences(record.settings, expected)
+            different = find_differences(record.settings, expected)
             key = repr(sorted(different.items()))
             differences[key] = different
             # A second run of the same settings and seed is the same run, and counts once.
@@ -212,8 +218,17 @@ def _find_outcome(cell: Cell, records: Sequence[Record]) -> Outcome:
     return Outcome(cell, runs, tuple(_describe(runs[0].settings, expected)))
 
 
-def _find_differences(own: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that are not those expected, by name. A setting that it lacks is None."""
+def find_differences(own: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that are not those expected, by name.
+
+    Args:
+        own: Settings of the run.
+        expected: Settings to compare with.
+
+    Returns:
+        Values of the run; None for a setting that it lacks. Seed, task order, settings that change the last bits at
+        most, and the names of preset and recipe are not compared.
+    """
     ignored = (*REPEATS, *TECHNICAL, *LABELS)
     names = [name for name in {**expected, **own} if name not in ignored]
     return {name: own.get(name) for name in names if name not in expected or own.get(name) != expected[name]}
@@ -221,7 +236,7 @@ def _find_differences(own: Mapping[str, Any], expected: Mapping[str, Any]) -> di
 
 def _describe(own: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     """Yield what tells a run from the expected settings, in words. A preset or recipe stands for what it changes."""
-    different = _find_differences(own, expected)
+    different = find_differences(own, expected)
     for name in AMOUNTS:
         if name in different:
             value, whole = different.pop(name), expected.get(name)
@@ -234,6 +249,19 @@ def _describe(own: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[s
     for name, value in different.items():
         if name not in usual or usual[name] != value:
             yield f"{name} {value}"
+
+
+def explain_spread(outcomes: Sequence[Outcome]) -> str:
+    """Return what stands in for a spread that the paper does not give, in words; empty if every row has its own."""
+    cells = [outcome.cell for outcome in outcomes]
+    lacking = next((cell for cell in cells if "acc_std" not in cell.numbers and cell.acc_spread), None)
+    if lacking is None:
+        return ""
+    row = next(cell for cell in find_cells() if cell.benchmark == lacking.benchmark and "acc_std" in cell.numbers)
+    return (
+        f"~: the paper gives no sd for this row; the {lacking.acc_spread:.2f} of {row.method} stands in. BWT has none, "
+        "so no z."
+    )
 
 
 def find_missing(outcome: Outcome, count: int) -> list[int]:
@@ -276,7 +304,7 @@ def estimate_seconds(reproduction: Reproduction, outcome: Outcome) -> tuple[floa
         return _estimate_from_others(reproduction, outcome.cell)
     if outcome.is_full:
         return seconds, f"from {len(outcome.runs)} of the same settings"
-    whole = find_expected_settings(outcome.cell)
+    whole = find_expected_settings(outcome.cell.benchmark, outcome.cell.method)
     own = outcome.runs[0].settings
     scale = (whole["tasks"] * whole["epochs"]) / (len(outcome.runs[0].accuracies) * own["epochs"])
     return scale * seconds, f"at most, scaled from {', '.join(outcome.differences[:2])}"
