@@ -45,8 +45,8 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of SMALL in place of the paper's."""
     (tmp_path / "small.yaml").write_text(SMALL)
     cells = read_cells(tmp_path / "small.yaml")
-    monkeypatch.setattr("sgp.cli.reproduce.find_cells", lambda: cells)
-    monkeypatch.setattr("sgp.report.reproduction.find_cells", lambda: cells)
+    for module in ("sgp.paper.results", "sgp.report.reproduction", "sgp.cli.reproduce"):
+        monkeypatch.setattr(f"{module}.find_cells", lambda: cells)
 
 
 @pytest.fixture
