@@ -1,6 +1,7 @@
 """``sgp reproduce``: the tables at 80 columns, and the runs that it makes."""
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,18 @@ def test_runs_of_another_folder_and_of_out_are_compared_too(capsys: pytest.Captu
     write_cell_run(tmp_path / "runs", cell, "run", seed=1)
     assert find_row(run(capsys, "--methods", "sgp"), "sgp").split()[1] == "1"
     assert find_row(run(capsys, "--methods", "sgp", "--runs", "mine"), "sgp").split()[1] == "2"
+
+
+def test_printing_the_tables_does_not_import_torch(committed: Path) -> None:
+    write_cell_run(committed, get_cell("split-cifar100", "sgp"), "run")
+    script = (
+        "import sys; from pathlib import Path; from sgp.cli import main, reproduce\n"
+        f"reproduce.COMMITTED = Path({str(committed)!r})\n"
+        "sys.exit(main(['reproduce']) or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert find_row(done.stdout.splitlines(), "sgp").split()[1] == "1"
 
 
 def test_a_run_that_cannot_be_read_is_named(capsys: pytest.CaptureFixture[str], committed: Path) -> None:

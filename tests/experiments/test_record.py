@@ -14,7 +14,7 @@ from report.written import write_run as write_any_run
 from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.record import RunError, read_record
-from sgp.experiments.summary import summary_of
+from sgp.experiments.summary import read_summary
 
 
 def write_digits(path: Path, *, end: bool = True, tasks: int = 3) -> Path:
@@ -22,7 +22,7 @@ def write_digits(path: Path, *, end: bool = True, tasks: int = 3) -> Path:
 
 
 def test_a_record_has_the_settings_and_what_the_summary_has(tmp_path: Path) -> None:
-    record, summary = read_record(write_digits(tmp_path / "run")), summary_of(RunFolder(tmp_path / "run"))
+    record, summary = read_record(write_digits(tmp_path / "run")), read_summary(RunFolder(tmp_path / "run"))
     assert record.settings == summary.config.flat()
     assert [row[-1] for row in record.accuracies] == summary.accuracies.diagonal().tolist()
     assert (record.acc, record.bwt) == (79.0, -1.5)

@@ -16,11 +16,11 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 # Settings that differ between the runs that a mean is over, and settings that change the last bits at most.
 REPEATS = ("seed", "order")
-TECHNICAL = ("threads", "channels_last")
+TECHNICAL = ("threads", "channels_last", "device")
 
 
 class RunError(RuntimeError):
-    """A run cannot start or resume; the message says why and what to do."""
+    """Raised when a run cannot start or continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def read_record(folder: Path) -> Record:
     """
     try:
         settings = recorded(folder / CONFIG).flat()
-        events = list(read_metrics(folder / METRICS))
+        events = list(iterate_events(folder / METRICS))
         tasks = [event for event in events if event["event"] == "task"]
         if not tasks or events[-1]["event"] != "end":
             raise RunError(f"not finished: {len(tasks)} task{'s' * (len(tasks) != 1)} learned so far")
@@ -95,7 +95,7 @@ def _read_number(value: Any) -> float:
     return float(value)
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a metrics file. A torn last line is not an event.
 
     Args:

@@ -14,7 +14,7 @@ from sgp.benchmarks.metrics import acc, bwt
 from sgp.experiments.config import AnyConfig, GameConfig, as_command
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
 from sgp.experiments.record import TECHNICAL, Record
-from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
+from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.report.words import format_count, remove_control_characters
 
 
@@ -70,7 +70,7 @@ class Run:
     @cached_property
     def accuracies(self) -> Tensor:
         """R of the metrics, in percent. [T, T]"""
-        return accuracy_matrix([task["accuracies"] for task in self.tasks])
+        return build_accuracy_matrix([task["accuracies"] for task in self.tasks])
 
     @property
     def acc(self) -> float:
@@ -85,7 +85,7 @@ class Run:
     @cached_property
     def seconds(self) -> float:
         """Wall time of the whole run."""
-        return sum(seconds_by_phase(self.events).values())
+        return sum(sum_seconds(self.events).values())
 
     @cached_property
     def extra_bytes(self) -> int:
@@ -182,7 +182,7 @@ def _read_run(path: Path) -> Run:
         ValueError: Its metrics are damaged.
     """
     folder = RunFolder(path)
-    run = Run(path, folder.config(), folder.metrics())
+    run = Run(path, folder.read_config(), folder.read_events())
     total = len(run.tasks)
     if not run.events or run.events[-1]["event"] != "end" or not total:
         done = f"{format_count(total, 'task')} learned so far" if total else "no task learned yet"

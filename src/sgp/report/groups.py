@@ -163,7 +163,7 @@ class Group:
     @property
     def is_joint(self) -> bool:
         """Whether the method learns all tasks at once."""
-        return METHODS[self.method].trains_jointly
+        return METHODS.facts(self.method).trains_jointly
 
     @cached_property
     def accuracies(self) -> Tensor:

@@ -267,7 +267,7 @@ def _make_sentence(
     second = others[0]
     gain = words.format_signed(scores[best.number] - scores[second.number], digits)
     unit = "" if best.is_game else " points"
-    name = names[best.number] + (", which stores old data," if METHODS[best.method].keeps_data else "")
+    name = names[best.number] + (", which stores old data," if METHODS.facts(best.method).keeps_data else "")
     return f"{name} is ahead after {what}: {gain}{unit} against {names[second.number]}, the next best."
 
 
