@@ -41,8 +41,8 @@ TITLES = {
     "atari": "Atari",
 }
 # Columns of the table that leads a benchmark, and of the folded table of all experiments; games have others.
-BEST = ("method", "settings", "tasks", "epochs", "ACC (%)", "BWT (%)", "seeds", "paper: ACC, BWT")
-BEST_OF_GAMES = ("method", "settings", "games", "steps a game", "accumulated", "seeds")
+BEST = ("method", "ACC (%)", "BWT (%)", "seeds", "paper: ACC, BWT", "tasks", "epochs", "settings")
+BEST_OF_GAMES = ("method", "accumulated", "seeds", "games", "steps a game", "settings")
 COLUMNS = (
     *("method", "settings", "seeds", "tasks", "epochs", "ACC (%)", "BWT (%)"),
     *("capacity (%)", "stored (MB)", "time"),
@@ -245,7 +245,8 @@ def _summarize_tasks(summaries: list[Summary]) -> dict[str, object]:
         "ACC (%)": _format_spread([acc(matrix) for matrix in matrices]),
         "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _format_spread([bwt(matrix) for matrix in matrices]),
         "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
-        "paper: ACC, BWT": ", ".join(theirs),
+        # Kept on one line where a column is narrow.
+        "paper: ACC, BWT": ", ".join(theirs).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"),
     }
 
 
