@@ -68,7 +68,7 @@ def read_runs() -> list[Run]:
 
 
 def group_by_experiment() -> dict[str, list[list[Run]]]:
-    """Group runs that differ only in their seed, by benchmark, in the order in which they are shown."""
+    """Return groups of runs that differ only in their seed, by benchmark, in the order in which they are shown."""
     groups: dict[str, list[Run]] = {}
     for path, summary in sorted(read_runs(), key=lambda run: run[1].config.seed):
         groups.setdefault(as_command(replace(summary.config, seed=0)), []).append((path, summary))
@@ -180,7 +180,7 @@ def _format_speeds() -> list[str]:
         | {column: as_ratio(row[key]) for column, key in ratios.items()}
         for row in measured["rows"]
     ]
-    caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
+    caption = f"`make bench` on {machine}; medians over interleaved rounds, all of them in [bench.json](bench.json)."
     return ["### Speed and memory", "", *_format_table(("measured", "against", *ratios), rows), "", caption, ""]
 
 
@@ -285,7 +285,7 @@ def _describe_settings(config: AnyConfig) -> str:
 
 
 def _format_spread(values: Sequence[float]) -> str:
-    """Format the mean of values, and of several the standard deviation."""
+    """Return the mean of values as text, and of several values the standard deviation."""
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 

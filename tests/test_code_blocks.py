@@ -24,7 +24,7 @@ FILE = re.compile(r"^```python title=\"(.+?)\"\n(.*?)^```$", flags=re.MULTILINE 
 
 @pytest.fixture
 def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that torchrun gives to a single process."""
+    """Set the environment that torchrun gives to a single process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

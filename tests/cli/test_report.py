@@ -8,7 +8,7 @@ pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchm
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-from report.written import make_rows, write_run
+from report.run_folders import make_rows, write_run
 
 from sgp.cli import main
 from sgp.experiments.config import configure
@@ -42,7 +42,7 @@ def with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_it_says_where_the_page_lies_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_path_of_the_page_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     run("runs/one")
     run("runs/half", "sgp", end=False)
     assert main(["report", "runs"]) == 0
@@ -54,7 +54,7 @@ def test_it_says_where_the_page_lies_and_what_is_left_out(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_another_folder_is_written_to_and_a_foreign_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_is_another_folder_and_a_foreign_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run("runs/one")
     assert main(["report", "runs/one", "--out", "here"]) == 0
     assert Path("here/index.html").is_file()
@@ -91,7 +91,7 @@ def test_a_method_of_the_users_own_stands_beside_ours(
     assert ">mine<" in Path("report/index.html").read_text(encoding="utf-8")
 
 
-def test_without_the_extra_one_line_says_what_to_install(
+def test_without_the_extra_one_line_names_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sgp.report.find_spec", lambda name: None)
@@ -101,7 +101,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert error == 'sgp report: a report needs matplotlib and Jinja2: pip install "sgp-torch[report]"\n'
 
 
-def test_nothing_to_report_gets_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["report"])
     assert end.value.code == 0

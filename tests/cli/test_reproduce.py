@@ -35,7 +35,7 @@ digits:
 
 @pytest.fixture(autouse=True)
 def committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder that stands in for the committed runs."""
+    """Return a folder that stands in for the committed runs."""
     place = tmp_path / "results"
     monkeypatch.setattr(reproduce, "COMMITTED", place)
     return place
@@ -43,7 +43,7 @@ def committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table of SMALL in place of the paper's."""
+    """Use the table of SMALL in place of the paper's."""
     (tmp_path / "small.yaml").write_text(SMALL)
     cells = read_cells(tmp_path / "small.yaml")
     for module in ("sgp.paper.results", "sgp.report.reproduction", "sgp.cli.reproduce"):
@@ -52,7 +52,7 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs that were run, in this process."""
+    """Return the jobs that were run, in this process."""
     jobs_run: list[Job] = []
 
     def run_in_turn(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, int | None]]:

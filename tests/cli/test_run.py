@@ -314,7 +314,7 @@ class Mine(Finetune):
     description = "a method of my own"
     Settings = Settings
 
-    def bytes(self) -> dict[str, int]:
+    def count_bytes(self) -> dict[str, int]:
         return {"strength": int(self.settings.strength)}
 
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("yaml", reason="a run's config is a YAML file; of the extra 'benchmarks'")
 
-from report.written import make_rows
-from report.written import write_run as write_any_run
+from report.run_folders import make_rows
+from report.run_folders import write_run as write_any_run
 
 from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder

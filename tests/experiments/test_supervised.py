@@ -53,9 +53,9 @@ def by_hand(config: Any, stream: Stream) -> tuple[nn.Module, list[list[float]]]:
         network.train()
         for epoch in range(config.trainer.epochs):
             order = torch.randperm(len(task.train), generator=make_generator(config.seed, "order", position, epoch))
-            for lot in split_rows(order, config.trainer.batch):
+            for batch in split_rows(order, config.trainer.batch):
                 optimizer.zero_grad()
-                F.cross_entropy(network(task.train.inputs[lot], task.head), task.train.labels[lot]).backward()
+                F.cross_entropy(network(task.train.inputs[batch], task.head), task.train.labels[batch]).backward()
                 optimizer.step()
         network.eval()
         row = []
@@ -85,10 +85,10 @@ def test_heads_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
     epochs, n = config.trainer.epochs, len(task.train)
     for epoch in range(epochs):
         order = torch.randperm(n, generator=make_generator(config.seed, "order", 0, epoch))
-        for number, lot in enumerate(split_rows(order, config.trainer.batch)):
+        for number, batch in enumerate(split_rows(order, config.trainer.batch)):
             share = 1 - (epoch + number * config.trainer.batch / n) / epochs
             network.zero_grad()
-            F.cross_entropy(network(task.train.inputs[lot], 0), task.train.labels[lot]).backward()
+            F.cross_entropy(network(task.train.inputs[batch], 0), task.train.labels[batch]).backward()
             for optimizer, rate in zip(optimizers, (config.trainer.lr, 0.2), strict=True):
                 optimizer.param_groups[0]["lr"] = rate * share
                 optimizer.step()
@@ -464,7 +464,7 @@ class Stop(BaseException):
 
 
 def stopping_at(number: int, where: str) -> Callable[[str, dict[str, Any]], None]:
-    """A callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
+    """Return a callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
     seen = 0
 
     def watch(event: str, values: dict[str, Any]) -> None:
@@ -574,8 +574,8 @@ def test_earlier_tasks_are_tested_without_their_training_inputs(tmp_path: Path) 
 def test_a_shared_head_is_protected_and_heads_of_single_tasks_are_not(tmp_path: Path) -> None:
     shared = run(tmp_path / "permuted", small("gpm", kind="permuted", tasks=2, epochs=1))
     own = run(tmp_path / "split", small("gpm", kind="split", tasks=2, epochs=1))
-    assert shared.method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
-    assert own.method.free().keys() == {"hidden.0", "hidden.1"}
+    assert shared.method.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert own.method.measure_free().keys() == {"hidden.0", "hidden.1"}
 
 
 def test_the_network_is_the_seeds() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the 
 
 from experiments.small import events, of_kind, run, run_with_stops, small
 
-from sgp.methods.gpm import GPM, POINTS, curve
+from sgp.methods.gpm import GPM, POINTS, sample_curve
 
 
 @pytest.mark.parametrize("method", ["gpm", "sgp"])
@@ -68,9 +68,9 @@ def test_sizes_of_tasks_are_told(tmp_path: Path) -> None:
 
 def test_a_curve_has_its_ends_and_no_more_points_than_asked_for() -> None:
     values = torch.rand(1000)
-    found = curve(values, torch.linspace(1, 1000, POINTS))
+    found = sample_curve(values, torch.linspace(1, 1000, POINTS))
     assert len(found) == POINTS
     assert found[0] == (1, pytest.approx(float(values.max()), rel=1e-3))
     assert found[-1] == (1000, pytest.approx(float(values.min()), rel=1e-3))
-    assert curve(torch.rand(2), torch.linspace(1, 2, POINTS))[-1][0] == 2
-    assert curve(torch.rand(0), torch.linspace(1, 0, POINTS)) == []
+    assert sample_curve(torch.rand(2), torch.linspace(1, 2, POINTS))[-1][0] == 2
+    assert sample_curve(torch.rand(0), torch.linspace(1, 0, POINTS)) == []

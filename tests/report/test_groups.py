@@ -1,4 +1,4 @@
-"""What may be averaged, and what may stand beside the paper."""
+"""Groups of runs that are averaged, and comparisons of groups with each other and with the paper."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchmarks'")
 
-from report.written import digits, make_rows, write_run
+from report.run_folders import make_rows, write_digits_run, write_run
 
 from sgp import paper
 from sgp.experiments.config import configure
@@ -19,9 +19,9 @@ def find_groups(place: Path) -> list[Group]:
 
 
 def test_seeds_are_averaged_and_settings_are_not(tmp_path: Path) -> None:
-    digits(tmp_path, "sgp", 0, start=80)
-    digits(tmp_path, "sgp", 1, start=90)
-    digits(tmp_path, "sgp", 0, start=50, alpha=25.0)
+    write_digits_run(tmp_path, "sgp", 0, start=80)
+    write_digits_run(tmp_path, "sgp", 1, start=90)
+    write_digits_run(tmp_path, "sgp", 0, start=50, alpha=25.0)
     plain, other = find_groups(tmp_path)
     assert (plain.repeats, plain.setting, plain.acc) == ("2 seeds", "", pytest.approx(85 - 4.5))
     assert (other.repeats, other.setting) == ("1 seed", "alpha 25")
@@ -42,7 +42,7 @@ def test_orders_are_averaged_and_counted_as_orders(tmp_path: Path) -> None:
     assert only.published["acc"] == 57.72
 
 
-def test_threads_make_no_difference(tmp_path: Path) -> None:
+def test_threads_do_not_separate_groups(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path / str(seed), configure("digits", "gpm", seed=seed, threads=seed + 1), make_rows(10))
     assert len(find_groups(tmp_path)) == 1
@@ -57,7 +57,7 @@ def test_threads_make_no_difference(tmp_path: Path) -> None:
         ({"recipe": "fast"}, "20 of 200 epochs"),
     ],
 )
-def test_less_than_the_papers_runs_is_partial_and_not_beside_its_numbers(
+def test_less_training_than_the_papers_is_partial_and_not_compared(
     tmp_path: Path, settings: dict[str, object], partial: str
 ) -> None:
     write_run(tmp_path / "run", configure("split-cifar100", "sgp", threads=1, **settings), make_rows(3))  # type: ignore[arg-type]
@@ -67,14 +67,14 @@ def test_less_than_the_papers_runs_is_partial_and_not_beside_its_numbers(
     assert only.published == {}
 
 
-def test_true_pixels_are_not_beside_the_papers_scrambled_ones(tmp_path: Path) -> None:
+def test_true_pixels_are_not_compared_with_the_papers_scrambled_ones(tmp_path: Path) -> None:
     write_run(tmp_path / "run", configure("cifar100-superclass", "sgp", threads=1), make_rows(20))
     (only,) = find_groups(tmp_path)
     assert "true pixels" in only.partial
     assert only.published == {}
 
 
-def test_a_changed_setting_is_not_beside_the_papers_numbers(tmp_path: Path) -> None:
+def test_a_changed_setting_is_not_compared_with_the_paper(tmp_path: Path) -> None:
     write_run(tmp_path / "a", configure("split-cifar100", "sgp", threads=1, alpha=3), make_rows(10))
     write_run(tmp_path / "b", configure("split-cifar100", "sgp", threads=1), make_rows(10))
     published = {each.setting: each.published for each in find_groups(tmp_path)}
@@ -82,11 +82,11 @@ def test_a_changed_setting_is_not_beside_the_papers_numbers(tmp_path: Path) -> N
     assert published[""]["acc"] == 76.05
 
 
-def test_gpm_of_the_same_extent_is_the_reference(tmp_path: Path) -> None:
-    digits(tmp_path, "gpm")
-    digits(tmp_path, "gpm", tasks=3)
-    digits(tmp_path, "sgp")
-    digits(tmp_path, "sgp", tasks=4)
+def test_gpm_of_the_same_protocol_is_the_reference(tmp_path: Path) -> None:
+    write_digits_run(tmp_path, "gpm")
+    write_digits_run(tmp_path, "gpm", tasks=3)
+    write_digits_run(tmp_path, "sgp")
+    write_digits_run(tmp_path, "sgp", tasks=4)
     found = find_groups(tmp_path)
     tasks = {len(each.first.names): find_reference(each, found) for each in found if each.method == "sgp"}
     assert tasks[10] is not None
@@ -94,9 +94,9 @@ def test_gpm_of_the_same_extent_is_the_reference(tmp_path: Path) -> None:
     assert tasks[4] is None
 
 
-def test_another_network_is_nothing_to_be_measured_by(tmp_path: Path) -> None:
-    digits(tmp_path, "gpm", network="lenet")
-    digits(tmp_path, "sgp")
+def test_gpm_with_another_network_is_not_the_reference(tmp_path: Path) -> None:
+    write_digits_run(tmp_path, "gpm", network="lenet")
+    write_digits_run(tmp_path, "sgp")
     found = find_groups(tmp_path)
     assert [find_reference(each, found) for each in found if each.method == "sgp"] == [None]
 
@@ -106,10 +106,10 @@ def describe(comparisons: list[Comparison]) -> list[list[str]]:
 
 
 def test_methods_of_one_protocol_are_compared_without_studies_of_a_setting(tmp_path: Path) -> None:
-    digits(tmp_path, "gpm")
-    digits(tmp_path, "sgp")
-    digits(tmp_path, "sgp", alpha=25.0)
-    digits(tmp_path, "sgp", tasks=3)
+    write_digits_run(tmp_path, "gpm")
+    write_digits_run(tmp_path, "sgp")
+    write_digits_run(tmp_path, "sgp", alpha=25.0)
+    write_digits_run(tmp_path, "sgp", tasks=3)
     (comparison,) = find_comparisons(find_groups(tmp_path))
     assert [each.title for each in comparison.groups] == ["GPM", "SGP", "SGP (alpha 25)"]
     assert [each.title for each in comparison.methods] == ["GPM", "SGP"]
@@ -119,9 +119,9 @@ def test_methods_of_one_protocol_are_compared_without_studies_of_a_setting(tmp_p
 
 def test_one_longer_run_beside_a_sweep_does_not_empty_the_comparison(tmp_path: Path) -> None:
     for method in ("finetune", "sgp"):
-        digits(tmp_path, method, epochs=2)
-    digits(tmp_path, "sgp", epochs=9)
-    digits(tmp_path, "sgp")
+        write_digits_run(tmp_path, method, epochs=2)
+    write_digits_run(tmp_path, "sgp", epochs=9)
+    write_digits_run(tmp_path, "sgp")
     (comparison,) = find_comparisons(find_groups(tmp_path))
     assert {each.first.settings["epochs"] for each in comparison.groups} == {2}
     assert [each.method for each in comparison.methods] == ["finetune", "sgp"]
@@ -129,9 +129,9 @@ def test_one_longer_run_beside_a_sweep_does_not_empty_the_comparison(tmp_path: P
 
 def test_several_whole_runs_come_before_a_larger_sweep_of_partial_ones(tmp_path: Path) -> None:
     for method in ("finetune", "gpm", "sgp"):
-        digits(tmp_path, method, tasks=3)
+        write_digits_run(tmp_path, method, tasks=3)
     for method in ("gpm", "sgp"):
-        digits(tmp_path, method)
+        write_digits_run(tmp_path, method)
     partial = "partial: 3 of 10 tasks"
     assert describe(find_comparisons(find_groups(tmp_path))) == [
         ["GPM", "SGP"],
@@ -140,8 +140,8 @@ def test_several_whole_runs_come_before_a_larger_sweep_of_partial_ones(tmp_path:
 
 
 def test_without_a_common_protocol_the_longest_run_stands_alone(tmp_path: Path) -> None:
-    digits(tmp_path, "sgp", tasks=3)
-    digits(tmp_path, "gpm", tasks=4)
+    write_digits_run(tmp_path, "sgp", tasks=3)
+    write_digits_run(tmp_path, "gpm", tasks=4)
     assert describe(find_comparisons(find_groups(tmp_path))) == [["GPM (partial: 4 of 10 tasks)"]]
 
 
@@ -178,7 +178,7 @@ def test_a_single_run_of_the_papers_protocol_has_figures_beside_a_sweep(tmp_path
     assert single.follows_paper
 
 
-def test_scrambled_pixels_are_told_where_they_are_not_the_presets(tmp_path: Path) -> None:
+def test_scrambled_pixels_are_named_where_they_are_not_the_presets(tmp_path: Path) -> None:
     config = configure("cifar100-superclass", "den", threads=1, tasks=5, pixels="scrambled")
     write_run(tmp_path / "run", config, make_rows(5))
     (only,) = find_groups(tmp_path)

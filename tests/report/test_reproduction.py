@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("yaml", reason="the paper's numbers are a YAML file; of the extra 'benchmarks'")
 
-from report.written import make_rows, write_run
+from report.run_folders import make_rows, write_run
 
 from sgp.experiments.config import configure
 from sgp.paper import Cell, find_cell, find_cells
@@ -37,7 +37,7 @@ SUPERCLASS_GPM = get_cell("cifar100-superclass", "gpm")
 def write_cell_run(
     place: Path, cell: Cell, name: str, *, acc: float = 76.0, loss: float = 1.0, seconds: float = 60.0, **changes: Any
 ) -> Path:
-    """Write a finished run of a cell's full protocol, with some settings changed."""
+    """Return the folder of a new run of a cell's full protocol, with some settings changed."""
     settings = {"preset": cell.comparison.preset, **cell.comparison.settings, **changes}
     config = configure(cell.benchmark, cell.method, **settings)
     tasks = config.flat()["tasks"]
@@ -79,9 +79,7 @@ def test_runs_of_other_seeds_are_averaged_and_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("acc", "loss", "status"), [(76.9, 0.2, "agrees"), (77.5, 0.2, "off"), (76.0, 1.0, "off")])
-def test_a_cell_is_off_if_acc_or_bwt_deviates_by_more_than_two(
-    tmp_path: Path, acc: float, loss: float, status: str
-) -> None:
+def test_a_cell_is_off_if_z_of_acc_or_bwt_exceeds_two(tmp_path: Path, acc: float, loss: float, status: str) -> None:
     write_cell_run(tmp_path, CIFAR_SGP, "run", acc=acc, loss=loss)
     assert compare(tmp_path, CIFAR_SGP).status == status
 
@@ -184,7 +182,7 @@ def test_unfinished_and_damaged_runs_are_left_out_with_a_reason(tmp_path: Path) 
     assert reasons["unreadable"].startswith("cannot be read")
 
 
-def test_runs_on_other_benchmarks_are_not_even_read(tmp_path: Path) -> None:
+def test_runs_on_other_benchmarks_are_not_read(tmp_path: Path) -> None:
     path = write_cell_run(tmp_path, CIFAR_SGP, "run")
     (path / "config.yaml").write_text("benchmark: digits\nmethod: nothing like it\n")
     assert find_records([tmp_path]) == ([], [])
@@ -220,7 +218,7 @@ def test_missing_seeds_are_the_smallest_that_no_run_has(
     assert find_missing(compare(tmp_path, CIFAR_SGP), count) == missing
 
 
-def test_partial_runs_spare_nothing(tmp_path: Path) -> None:
+def test_partial_runs_do_not_count_as_done(tmp_path: Path) -> None:
     write_cell_run(tmp_path, CIFAR_SGP, "run", tasks=3)
     assert find_missing(compare(tmp_path, CIFAR_SGP), 1) == [0]
 

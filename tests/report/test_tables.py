@@ -1,4 +1,4 @@
-"""Ours, the paper's, and the difference; and what is left blank."""
+"""Tables have our numbers, the paper's and the deviation; what was not run is blank."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("yaml", reason="the paper's numbers are YAML files; of the extra 'benchmarks'")
 
-from report.written import digits, games, make_rows, write_run
+from report.run_folders import make_rows, write_digits_run, write_games_run, write_run
 
 from sgp import paper
 from sgp.experiments.config import configure
@@ -101,7 +101,7 @@ def test_the_papers_table_has_its_rows_alone_each_once(table_1: Table) -> None:
 
 
 def test_a_benchmark_that_is_not_in_the_paper_has_no_such_table(tmp_path: Path) -> None:
-    digits(tmp_path, "sgp")
+    write_digits_run(tmp_path, "sgp")
     assert make_paper_table("digits", find_groups(tmp_path)) is None
 
 
@@ -113,7 +113,7 @@ def test_all_experiments_are_in_a_table_of_few_columns(cifar: list[Group]) -> No
     assert cell(table, "TRGP", "ACC (%)", note="preset reference; partial: 5 of 200 epochs").text == "75.50"
 
 
-def test_each_of_our_numbers_leads_to_its_runs(cifar: list[Group], table_1: Table) -> None:
+def test_each_of_our_numbers_links_to_its_runs(cifar: list[Group], table_1: Table) -> None:
     for table in (table_1, make_results("split-cifar100", cifar)):
         for row in table.rows:
             for column, each in zip(table.columns, row, strict=True):
@@ -121,7 +121,7 @@ def test_each_of_our_numbers_leads_to_its_runs(cifar: list[Group], table_1: Tabl
                     assert each.link.startswith("group-"), column.title
 
 
-def test_transfer_and_time_are_against_gpm(cifar: list[Group], tmp_path: Path) -> None:
+def test_transfer_and_time_are_relative_to_gpm(cifar: list[Group], tmp_path: Path) -> None:
     results = make_results("split-cifar100", cifar)
     assert cell(results, "SGP", "FWT against GPM").text == "+20.80"
     assert cell(results, "GPM", "FWT against GPM") == Cell()
@@ -148,7 +148,7 @@ def test_transfer_and_time_are_against_gpm(cifar: list[Group], tmp_path: Path) -
 
 
 def test_without_gpm_there_are_no_relative_times(tmp_path: Path) -> None:
-    digits(tmp_path, "sgp")
+    write_digits_run(tmp_path, "sgp")
     assert make_times(find_groups(tmp_path)) is None
 
 
@@ -167,7 +167,7 @@ def test_table_2_has_capacity_and_marks_a_spread_that_stands_in(tmp_path: Path) 
     assert "the 0.50 of sgp stands in" in table.note
 
 
-def test_sizes_of_tasks_are_what_a_run_has_written_down(tmp_path: Path) -> None:
+def test_sizes_of_tasks_are_those_that_a_run_recorded(tmp_path: Path) -> None:
     write_run(tmp_path / "a", configure("split-cifar100", "sgp", threads=1), make_rows(10))
     table = make_datasets(find_groups(tmp_path))
     assert table is not None
@@ -184,7 +184,7 @@ def test_runs_of_older_versions_have_no_sizes(tmp_path: Path) -> None:
     assert cell(table, "training examples per task", "Split CIFAR-100").text == ""
 
 
-def test_settings_are_the_runs_own_beside_the_papers(tmp_path: Path) -> None:
+def test_settings_of_runs_are_shown_beside_the_papers(tmp_path: Path) -> None:
     write_run(tmp_path / "a", configure("split-cifar100", "sgp", threads=1, alpha=25, lr=0.02), make_rows(10))
     row = make_settings(find_groups(tmp_path)).rows[0]
     assert "lr: 0.02" in row[2].text
@@ -193,8 +193,8 @@ def test_settings_are_the_runs_own_beside_the_papers(tmp_path: Path) -> None:
 
 
 def test_games_have_scores_and_an_accumulated_reward(tmp_path: Path) -> None:
-    games(tmp_path, "sgp", 0, level=1.0)
-    games(tmp_path, "sgp", 1, level=0.5)
+    write_games_run(tmp_path, "sgp", 0, level=1.0)
+    write_games_run(tmp_path, "sgp", 1, level=0.5)
     table = of_games.make_results("minatar", find_groups(tmp_path))
     (row,) = table.rows
     titles = [column.title for column in table.columns]
@@ -203,8 +203,8 @@ def test_games_have_scores_and_an_accumulated_reward(tmp_path: Path) -> None:
     assert row[titles.index("Runs")].text == "2 seeds"
 
 
-def test_a_game_says_what_it_had_when_it_was_learned(tmp_path: Path) -> None:
-    metrics = games(tmp_path, "sgp") / "metrics.jsonl"
+def test_a_game_shows_its_score_when_it_was_learned(tmp_path: Path) -> None:
+    metrics = write_games_run(tmp_path, "sgp") / "metrics.jsonl"
     events = [json.loads(line) for line in metrics.read_text().splitlines()]
     learned = next(event for event in events if event["event"] == "game")
     learned["scores"] = [44.0]
@@ -214,19 +214,19 @@ def test_a_game_says_what_it_had_when_it_was_learned(tmp_path: Path) -> None:
     assert [(cell.text, cell.note) for cell in row[2:4]] == [("30.0", "from 44.0"), ("30.0", "")]
 
 
-def test_a_game_that_only_some_runs_have_learned_has_a_column_too(tmp_path: Path) -> None:
-    games(tmp_path, "sgp")
-    games(tmp_path, "gpm", names=["space-invaders"])
+def test_a_game_of_only_some_runs_has_a_column(tmp_path: Path) -> None:
+    write_games_run(tmp_path, "sgp")
+    write_games_run(tmp_path, "gpm", names=["space-invaders"])
     table = of_games.make_results("minatar", find_groups(tmp_path))
     games_of = {row[0].text: [cell.text for cell in row[2:5]] for row in table.rows}
     assert [column.title for column in table.columns[2:5]] == ["breakout", "freeway", "space-invaders"]
     assert games_of == {"SGP": ["30.0", "30.0", ""], "GPM": ["", "", "30.0"]}
 
 
-def test_games_have_no_data_sets(tmp_path: Path) -> None:
-    games(tmp_path, "sgp")
+def test_games_are_not_in_the_table_of_data_sets(tmp_path: Path) -> None:
+    write_games_run(tmp_path, "sgp")
     assert make_datasets(find_groups(tmp_path)) is None
-    digits(tmp_path, "sgp")
+    write_digits_run(tmp_path, "sgp")
     table = make_datasets(find_groups(tmp_path))
     assert table is not None
     assert [column.title for column in table.columns] == ["Statistic", "Digits"]
@@ -246,7 +246,7 @@ def test_a_name_stays_one_cell_of_a_csv_file(text: str) -> None:
     assert all(line.startswith('"') for line in written_down.splitlines()[:1])
 
 
-def test_latex_prints_names_as_they_are() -> None:
+def test_latex_escapes_names() -> None:
     assert escape_latex(r"50% & \x{y}_$#^~<>") == (
         r"50\% \& \textbackslash{}x\{y\}\_\$\#\textasciicircum{}\textasciitilde{}\textless{}\textgreater{}"
     )

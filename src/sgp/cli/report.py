@@ -23,7 +23,7 @@ class Options:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs, or folders with such in them."""
     out: Path = Path("report")
-    """Folder that the report goes to. One that is there already is replaced."""
+    """Folder that the report goes to. An earlier report in it is replaced."""
     import_: Annotated[tuple[str, ...], tyro.conf.arg(name="import"), tyro.conf.UseAppendAction] = ()
     """A Python file of yours that registers what the runs are of; may be given several times."""
 

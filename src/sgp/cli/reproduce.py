@@ -87,7 +87,7 @@ class Options:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the paper's tables, or run what is missing in some of them."""
+    """Return the exit status after printing the paper's tables, or running what is missing in some of them."""
     options = tyro.cli(Options, prog="sgp reproduce", args=arguments)
     for path in options.runs:
         if not path.is_dir():
@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _compare(options: Options) -> tuple[Reproduction, list[tuple[Path, str]]]:
-    """Compare the committed runs, those of --runs and those of --out; also return the folders that were left out."""
+    """Return the comparison of the committed runs, --runs and --out, and the folders that were left out."""
     records, left_out = find_records([COMMITTED, *options.runs, options.out])
     names = options.tables or TABLES
     cells = [cell for cell in find_cells() if cell.table in names or cell.benchmark in names]
@@ -242,7 +242,7 @@ def _print_commands(grids: Sequence[dict[str, object]], out: Path) -> None:
 
 
 def _run(grids: Sequence[dict[str, object]], options: Options) -> int:
-    """Write the grids as a sweep file beside the runs, and run the sweep, which resumes what was stopped."""
+    """Return the exit status of a sweep over the grids, which are written to a sweep file beside the runs."""
     import yaml
 
     from sgp.cli import sweep

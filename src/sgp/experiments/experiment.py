@@ -56,7 +56,7 @@ class Experiment(ABC):
         if parts:
             # The method comes first: it may have to grow the network before the weights fit.
             self.method.load_state_dict(parts["method"])
-            self.method.trained.load_state_dict(parts["network"])
+            self.method.trained_module.load_state_dict(parts["network"])
             self._restore(progress, parts)
         position = progress["task"]
         while (following := self._learn(position, progress, parts)) is not None:
@@ -89,7 +89,7 @@ class Experiment(ABC):
             parts: Parts with tensors beside the network and the method.
         """
         own: dict[str, dict[str, Any]] = {
-            "network": self.method.trained.state_dict(),
+            "network": self.method.trained_module.state_dict(),
             "method": self.method.state_dict(),
         }
         self.folder.save({"task": position} | dict(progress), own | dict(parts))
@@ -99,13 +99,13 @@ class Experiment(ABC):
 
         def log_likelihood(batch: Batch) -> torch.Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(self.method.logits(inputs, head), labels, reduction="none")
+            return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
 
         return log_likelihood
 
     def _measure_bytes(self) -> dict[str, int]:
         """Return the memory of the network and the method in bytes, by what it is for."""
-        return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.bytes()
+        return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.count_bytes()
 
     def _log(self, event: str, **values: Any) -> None:
         """Write an event with the seconds that each phase has taken since the last event, and call the callbacks."""

@@ -109,7 +109,7 @@ class PPOTrainer(Experiment):
                 env.seed(self._get_env_seed("games", position, done))
                 self._update_start = time.perf_counter()
                 self._train_updates(position, agent, done, count)
-                self.method.settle()
+                self.method.finalize_weights()
             done += count
         return agent
 
@@ -169,8 +169,8 @@ class PPOTrainer(Experiment):
             name=self.stream.names[position],
             update=self.config.trainer.updates,
             **self._evaluate(position, self.config.trainer.updates),
-            free=self.method.free(),
-            capacity=self.method.capacity(),
+            free=self.method.measure_free(),
+            capacity=self.method.compute_capacity(),
             bytes=self._measure_bytes(),
         )
         # Before the checkpoint, after which a resumed run does not get here.

@@ -55,9 +55,10 @@ RECIPES: tuple[str, ...] = get_args(Recipe)
 
 
 def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str, Any]:
-    """The settings of a method on a benchmark by name; a preset changes some, a recipe of ours more.
+    """Return the settings of a method on a benchmark by name.
 
-    A benchmark's recipe is a schedule, whatever the preset. What a row adds to it leaves alone what a preset names.
+    A preset changes some, a recipe more. The recipe of a benchmark is a schedule, whatever the preset; what a row adds
+    to the recipe does not change settings that the preset names.
     """
     merged: dict[str, Any] = {}
     sources = [_load("benchmarks", benchmark), _load("methods", method), _load("rows", f"{benchmark}.{method}")]
@@ -74,7 +75,7 @@ def settings(benchmark: str, method: str, preset: str, recipe: str) -> dict[str,
 
 
 def has_recipe(benchmark: str, recipe: str) -> bool:
-    """Whether there is such a recipe for a benchmark."""
+    """Return whether a benchmark has a recipe."""
     return recipe == "paper" or recipe in _load("benchmarks", benchmark).get("recipes", {})
 
 
@@ -85,26 +86,26 @@ def table(name: str, benchmark: str) -> dict[str, Any]:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Every benchmark and method that have settings of their own."""
+    """Return every pair of a benchmark and a method that has settings of its own."""
     names = sorted(entry.name for entry in files(__name__).joinpath("rows").iterdir() if entry.name.endswith(".yaml"))
     return [(benchmark, method) for benchmark, method, _ in (name.split(".") for name in names)]
 
 
 def scores(benchmark: str) -> dict[str, dict[str, float]]:
-    """Of each game with known ones, the scores that count as 0 (`random`) and 1 (`reference`)."""
+    """Return the scores that count as 0 (`random`) and 1 (`reference`) on each game where they are known."""
     found: dict[str, dict[str, float]] = _load("scores", benchmark)
     return found
 
 
 def sweeps() -> dict[str, Traversable]:
-    """The files of the paper's sweeps, by name."""
+    """Return the files of the paper's sweeps by name."""
     found = sorted(files(__name__).joinpath("sweeps").iterdir(), key=lambda entry: entry.name)
     return {entry.name.removesuffix(".yaml"): entry for entry in found if entry.name.endswith(".yaml")}
 
 
 @cache
 def _load(folder: str, name: str) -> dict[str, Any]:
-    """A file of this room; empty if there is none, as for what other packages bring."""
+    """Return the content of a file of this package; empty for benchmarks and methods of other packages."""
     source = files(__name__).joinpath(folder, f"{name}.yaml")
     content: dict[str, Any] = load_yaml(source) if source.is_file() else {}
     return content

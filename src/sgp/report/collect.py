@@ -69,7 +69,7 @@ class Run:
 
     @cached_property
     def accuracies(self) -> Tensor:
-        """R of the metrics, in percent. [T, T]"""
+        """R of the metrics in percent, [T, T]."""
         return build_accuracy_matrix([task["accuracies"] for task in self.tasks])
 
     @property
@@ -175,7 +175,7 @@ def _find_folders(path: Path) -> Iterator[Path]:
 
 
 def _read_run(path: Path) -> Run:
-    """Read a finished run.
+    """Return a finished run.
 
     Raises:
         RunError: The run is not finished, or its folder cannot be read.

@@ -96,7 +96,7 @@ def _ignore_missing_glyphs() -> Iterator[None]:
 
 
 def _adapt_to_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
-    """Adapt an SVG to the page: no metadata, colours of the page, unique ids, a title for each value."""
+    """Return an SVG for the page: no metadata, colours of the page, unique ids, a title for each value."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)
@@ -121,7 +121,7 @@ def _adapt_to_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> byte
 
 
 def _replace_references(value: str, name: str) -> str:
-    """Replace references to ids by those of this figure, and colours by variables of the page."""
+    """Return an attribute with references to ids of this figure, and variables of the page as colours."""
     value = re.sub(r"(url\(#|^#(?=[a-z]\w{8}))", rf"\g<1>{name}-", value)
     for number, colour in enumerate(palette.EVERY):
         value = value.replace(colour.light, f"var(--c{number})")

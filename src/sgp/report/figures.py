@@ -352,7 +352,7 @@ def _name_run(each: Group) -> str:
 
 
 def _group_layers(layers: Sequence[str]) -> dict[str, list[str]]:
-    """Group layers by name; where there are many, layers that differ only in a number together."""
+    """Return layers grouped by name; where there are many, those that differ only in a number together."""
     kinds: dict[str, list[str]] = {}
     for layer in layers:
         kind = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer) if len(layers) > LAYERS else layer

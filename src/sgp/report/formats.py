@@ -33,7 +33,7 @@ LATEX = {
 
 
 def format_csv(table: Table) -> str:
-    """Format a table as CSV. Every cell is quoted; numbers to sort by are in columns of their own."""
+    """Return a table as CSV. Every cell is quoted; numbers to sort by are in columns of their own."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     numeric = [any(row[place].value is not None for row in table.rows) for place in range(len(table.columns))]
@@ -52,7 +52,7 @@ def format_csv(table: Table) -> str:
 
 
 def format_latex(table: Table) -> str:
-    """Format a table as LaTeX, with the rules of booktabs."""
+    """Return a table as LaTeX, with the rules of booktabs."""
     sides = "".join("r" if column.numeric else "l" for column in table.columns)
     lines = [
         "% needs \\usepackage{booktabs}",
@@ -72,7 +72,7 @@ def format_latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Escape a text for LaTeX."""
+    """Return a text escaped for LaTeX."""
     return "".join(LATEX.get(each, each) for each in text)
 
 

@@ -37,7 +37,7 @@ def get_rewards(group: Group) -> list[float]:
 
 
 def make_results(benchmark: str, groups: Sequence[Group]) -> Table:
-    """Make the table of the scores on each game after all games."""
+    """Return the table of the scores on each game after all games."""
     games = list(dict.fromkeys(name for each in groups for name in each.first.names))
     columns = [Column("Method", numeric=False), Column("Accumulated reward"), *(Column(name) for name in games)]
     columns += [Column("Runs"), Column("Time"), Column("Extra memory")]

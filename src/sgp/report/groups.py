@@ -88,7 +88,7 @@ class Group:
 
     @cached_property
     def variant(self) -> str:
-        """What tells the group from others of its method that trained as much."""
+        """Difference from other groups of the method that trained as much, in words."""
         config = self.first.config
         parts = [f"preset {config.preset}"] if config.preset != "paper" else []
         parts += [f"recipe {config.recipe}"] if config.recipe != "paper" else []
@@ -98,7 +98,7 @@ class Group:
 
     @cached_property
     def setting(self) -> str:
-        """What tells the group from others of its method, and from the paper's runs."""
+        """Difference from other groups of the method and from the paper's runs, in words."""
         return "; ".join(filter(None, (self.variant, f"partial: {self.partial}" if self.partial else "")))
 
     @property
@@ -113,7 +113,7 @@ class Group:
 
     @cached_property
     def partial(self) -> str:
-        """What is missing for a comparison with the paper, in words; empty if nothing is."""
+        """Difference from the paper's amount of training and data, in words; empty without a difference."""
         config, ours = self.first.config, self.first.settings
         whole = configure(config.benchmark, config.method, config.preset).flat()
         amounts = ("steps",) if self.is_game else ("tasks", "epochs")
@@ -167,7 +167,7 @@ class Group:
 
     @cached_property
     def accuracies(self) -> Tensor:
-        """Mean of R over the runs. [T, T]"""
+        """Mean of R over the runs, [T, T]."""
         return torch.stack([run.accuracies for run in self.runs]).mean(0)
 
     @property
@@ -222,7 +222,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What the protocol is, in words."""
+        """Amount of training, in words."""
         first = self.groups[0]
         amount = words.format_count(len(first.first.names), "game" if first.is_game else "task")
         return first.partial or (f"{amount}, as in the paper" if self.follows_paper else amount)

@@ -171,7 +171,7 @@ def render(
 
 
 def mark_code(text: str) -> Markup:
-    """Escape a text for HTML, and turn what stands between backticks into code elements."""
+    """Return a text escaped for HTML, with code elements in place of backticks."""
     from markupsafe import Markup, escape
 
     parts = (escape(part) for part in text.split("`"))
@@ -192,7 +192,7 @@ def _make_section(
 
 
 def _sort_by_section(figures: Sequence[Figure]) -> list[Figure]:
-    """Sort figures by the first figure of their section."""
+    """Return figures sorted by the first figure of their section."""
     order = list(dict.fromkeys(figure.section for figure in figures))
     return sorted(figures, key=lambda figure: order.index(figure.section))
 
@@ -202,7 +202,7 @@ def _make_anchor(benchmark: str) -> str:
 
 
 def _make_card(groups: Sequence[Group]) -> Card:
-    """Make the summary of a benchmark: the best method among those that followed the same protocol."""
+    """Return the summary of a benchmark: the best method among those that followed the same protocol."""
     compared = find_comparisons(groups)[0].methods
     is_game = groups[0].is_game
     if is_game and not all(map(games.get_rewards, compared)):
@@ -237,7 +237,7 @@ def _make_card(groups: Sequence[Group]) -> Card:
 
 
 def _make_card_without_scale(compared: Sequence[Group]) -> Card:
-    """Make the summary of games whose scores cannot be added up, so that no method is ahead."""
+    """Return the summary of games whose scores cannot be added up, so that no method is ahead."""
     first = compared[0]
     return Card(
         title=words.name_benchmark(first.benchmark),

@@ -32,7 +32,7 @@ LABELS = ("preset", "recipe")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the runs say of one cell of the paper's tables.
+    """A cell of the paper's tables with the runs that can be compared with it.
 
     Attributes:
         cell: Cell of the paper.
@@ -311,7 +311,7 @@ def estimate_seconds(reproduction: Reproduction, outcome: Outcome) -> tuple[floa
 
 
 def _estimate_from_others(reproduction: Reproduction, cell: Cell) -> tuple[float, str] | None:
-    """Estimate the time of a method without runs by the paper's ratio to a method with runs, at best GPM."""
+    """Return the estimated time of a method without runs, by the paper's ratio to a method with runs, at best GPM."""
     others = [each for each in reproduction.select(cell.benchmark) if each.runs and "time" in each.cell.numbers]
     known = max(others, key=lambda each: (each.is_full, each.cell.method == "gpm"), default=None)
     if known is None or "time" not in cell.numbers:

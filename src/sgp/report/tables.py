@@ -182,7 +182,7 @@ def make_results(benchmark: str, groups: Sequence[Group]) -> Table:
 
 
 def make_name_cell(each: Group) -> Cell:
-    """Make the first cell of a group's row: its method, and what tells it from others of the method."""
+    """Return the first cell of a group's row: its method, and what differs from others of the method."""
     return Cell(words.name_method(each.method), link=each.anchor, note=each.setting)
 
 

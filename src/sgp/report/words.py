@@ -41,7 +41,7 @@ def remove_control_characters(text: str) -> str:
 
 
 def format_number(value: float, digits: int) -> str:
-    """Format a number with a typographical minus, and without a minus before a zero."""
+    """Return a number as text, with a typographical minus and without a minus before a zero."""
     text = f"{value:.{digits}f}"
     if float(text) == 0:
         text = text.lstrip("-")
@@ -49,24 +49,24 @@ def format_number(value: float, digits: int) -> str:
 
 
 def format_signed(value: float, digits: int) -> str:
-    """Format a number with its sign, also if it is positive."""
+    """Return a number as text with its sign, also if it is positive."""
     text = format_number(value, digits)
     return text if text.startswith(MINUS) or float(text) == 0 else f"+{text}"
 
 
 def format_spread(values: Sequence[float], digits: int) -> str:
-    """Format the mean and the sample standard deviation. A single value has no deviation."""
+    """Return mean and sample standard deviation as text. A single value has no deviation."""
     text = format_number(mean(values), digits)
     return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def format_count(amount: int, noun: str) -> str:
-    """Format an amount with its noun in the singular or plural."""
+    """Return an amount with its noun in the singular or plural."""
     return f"{amount} {noun}{'s' * (amount != 1)}"
 
 
 def format_size(amount: float) -> str:
-    """Format a number of bytes."""
+    """Return a number of bytes as text."""
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
@@ -75,7 +75,7 @@ def format_size(amount: float) -> str:
 
 
 def format_value(value: object) -> str:
-    """Format the value of a setting."""
+    """Return the value of a setting as text."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):

@@ -83,7 +83,7 @@ def write_report(paths: Iterable[Path], out: Path, progress: Callable[[int, int]
 
 
 def _make_tables(groups: Sequence[Group]) -> list[tables.Table]:
-    """Make every table for which there are runs."""
+    """Return every table for which there are runs."""
     made: list[tables.Table | None] = []
     for benchmark in dict.fromkeys(each.benchmark for each in groups):
         own = [each for each in groups if each.benchmark == benchmark]
@@ -128,7 +128,11 @@ def _is_report_file(name: object) -> bool:
 
 
 def _write(out: Path, files: dict[str, bytes], page: bytes, before: set[str]) -> None:
-    """Write all files and the page, then remove the files that are no longer in the report."""
+    """Write all files and the page, then remove the files that are no longer in the report.
+
+    Raises:
+        ReportError: A file cannot be written.
+    """
     try:
         for folder in ("figures", "tables"):
             (out / folder).mkdir(parents=True, exist_ok=True)

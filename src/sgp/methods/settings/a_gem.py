@@ -11,10 +11,10 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class AGEMSettings(ReplaySettings):
-    """The memory of A-GEM."""
+    """Settings of A-GEM."""
 
     per_class: int | None = setting(None, low=1)
-    """The most examples of one class; none: the classes so far share the whole memory evenly."""
+    """Largest number of stored examples of one class; none: the classes so far share the memory evenly."""
 
 
 class AGEMFacts(MethodFacts):

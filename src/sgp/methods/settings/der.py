@@ -12,15 +12,15 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class DERSettings(ReplaySettings):
-    """The memory of dark experience replay."""
+    """Settings of dark experience replay."""
 
     fill: Literal["first-epoch", "every-epoch"] = "every-epoch"
-    """When examples are offered to the memory. In a task's first epoch their logits are those of a network that has
-    hardly learned it, so the default is every epoch, as published."""
+    """When examples are offered to the memory. In a task's first epoch their logits come from a network that has hardly
+    learned it, so the default is every epoch, as in the published code."""
     alpha: float = setting(0.1, low=0)
-    """Weight of the squared distance to the logits that were stored."""
+    """Weight of the squared distance to the stored logits."""
     beta: float = setting(0.0, low=0)
-    """Weight of the cross-entropy of kept examples; above 0 the method is DER++."""
+    """Weight of the cross-entropy of stored examples; above 0 the method is DER++."""
 
 
 class DERFacts(MethodFacts):

@@ -10,10 +10,10 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class OSFSettings(Settings):
-    """Of OSF."""
+    """Settings of OSF."""
 
     preserved: float = setting(0.5, above=0, below=1)
-    """Share of each weight's singular directions that stays as it is."""
+    """Share of each weight's singular directions that is kept as it is."""
 
 
 class OSFFacts(MethodFacts):
