@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model.load_state_dict(saved["model"])
         memory.load_state_dict(saved["memory"])
 
-    stream = split_cifar100.stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
+    stream = split_cifar100.load_stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
     data = [stream[index] for index in range(len(stream))]
     for index in range(len(report["tasks"]), arguments.tasks):
         train(model, memory, data[index], index, arguments.epochs, arguments.seed)

@@ -1,4 +1,4 @@
-"""Real data sets, where there are any."""
+"""Fixtures: a cache for each test, and the real data sets if they are available."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test leaves decoded images in the user's cache or finds some there."""
+    """Use a cache of the test's own."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("SGP_CACHE", str(folder))
     yield folder
@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of $SGP_DATA."""
+    """Return the folder of $SGP_DATA, or skip the test."""
     if not os.environ.get("SGP_DATA"):
         pytest.skip("set $SGP_DATA to a folder that holds the real data sets")
     return Path(os.environ["SGP_DATA"])

@@ -73,7 +73,7 @@ def test_what_follows_a_layer_comes_in_the_published_order(training: bool) -> No
         torch.testing.assert_close(got, reference, rtol=1e-3, atol=1e-4 * float(reference.abs().max()))
 
 
-def test_the_order_of_memory_does_not_matter() -> None:
+def test_the_memory_format_does_not_matter() -> None:
     model, images = AlexNet().eval(), torch.randn(4, 3, 32, 32)
     expected = model(images)
     torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), expected)

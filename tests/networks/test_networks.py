@@ -1,4 +1,4 @@
-"""The networks by name: all are built in one way and can be guarded by a memory."""
+"""Registered networks are built in one way and can be protected by a memory."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from sgp.registry import UnknownName
 SHAPES = [("mlp", (1, 8, 8)), ("alexnet", (3, 32, 32)), ("lenet", (3, 32, 32)), ("resnet18", (3, 32, 32))]
 
 
-def test_our_networks_are_there_with_a_description() -> None:
+def test_our_networks_are_registered_with_a_description() -> None:
     assert {name for name, _ in SHAPES} <= set(NETWORKS)
     for name, _ in SHAPES:
         assert NETWORKS[name].name == name
@@ -29,7 +29,7 @@ def test_every_network_gives_the_logits_of_one_head(name: str, inputs: tuple[int
 
 
 @pytest.mark.parametrize("name", ["alexnet", "lenet", "resnet18"])
-def test_a_wrong_shape_is_refused_by_name(name: str) -> None:
+def test_an_unsupported_shape_raises_an_error_with_the_networks_name(name: str) -> None:
     with pytest.raises(ValueError, match=r"takes inputs of shape \(3, .*got \(1, 28, 28\)"):
         NETWORKS[name].build((1, 28, 28), (10,))
 
@@ -47,13 +47,13 @@ def test_options_are_those_that_are_named(name: str, inputs: tuple[int, ...]) ->
         NETWORKS[name].build(inputs, (3,), depth=4)
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest_names() -> None:
     with pytest.raises(UnknownName, match="alexnet"):
         NETWORKS["alexnt"]
 
 
 @pytest.mark.parametrize(("name", "inputs"), SHAPES)
-def test_a_memory_guards_every_layer(name: str, inputs: tuple[int, ...]) -> None:
+def test_a_memory_protects_every_layer(name: str, inputs: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(8, *inputs), torch.randint(0, 3, (8,))
     model = NETWORKS[name].build(inputs, (3, 3))

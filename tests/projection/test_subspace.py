@@ -48,12 +48,13 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
         threshold = 0.80 + 0.02 * task
         rows = random_rows(n, d, seed=task)
         R = rows.numpy().T
-        M, lam = paper.next_task(M, lam, R, threshold, alpha) if task else paper.first_task(R, threshold, alpha)
+        first = paper.learn_first_task(R, threshold, alpha)
+        M, lam = paper.learn_next_task(M, lam, R, threshold, alpha) if task else first
         subspace = subspace.grow(statistic_of(rows, folded=folded), threshold=threshold, alpha=alpha)
         assert_same_space(subspace, M)
         np.testing.assert_allclose(subspace.importance[0].numpy(), lam, atol=1e-5)
         gradient = torch.randn(1, out, d, dtype=torch.float64)
-        expected = paper.scaled_gradient(gradient[0].numpy().T, M, lam).T
+        expected = paper.scale_gradient(gradient[0].numpy().T, M, lam).T
         ready = subspace.to(gradient.device, torch.float64)
         ready.subtract_projection_(gradient, None, gradient, None)
         np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
@@ -70,8 +71,8 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
 )
 def test_any_shape_agrees_with_the_paper(n: int, d: int, threshold: float, alpha: float, seed: int) -> None:
     first, second = random_rows(n, d, seed), random_rows(n, d, seed + 1000)
-    M, lam = paper.first_task(first.numpy().T, threshold, alpha)
-    M, lam = paper.next_task(M, lam, second.numpy().T, threshold, alpha)
+    M, lam = paper.learn_first_task(first.numpy().T, threshold, alpha)
+    M, lam = paper.learn_next_task(M, lam, second.numpy().T, threshold, alpha)
     subspace = Subspace.empty(1, d).grow(statistic_of(first), threshold=threshold, alpha=alpha)
     subspace = subspace.grow(statistic_of(second), threshold=threshold, alpha=alpha)
     assert_same_space(subspace, M)

@@ -175,7 +175,7 @@ def test_an_embedding_that_its_forward_writes_to_is_not_said_to_be_protected() -
     with pytest.warns(UserWarning, match="Embedding: unknown layer type"):
         memory = sgp.GradientMemory(Words(max_norm=1.0), threshold=1.0)
     assert "words" not in {layer.layer for layer in memory.capacity().layers}
-    assert memory.capacity().frozen["words.weight"] == "unsupported layer type Embedding"
+    assert memory.capacity().frozen["words.weight"] == "unknown layer type Embedding"
 
 
 def test_a_memory_with_tokens_is_the_same_after_save_and_load(tmp_path: Any) -> None:

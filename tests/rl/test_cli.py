@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
-
 from rl import signs
 from rl.small import SMALL
 
@@ -39,7 +36,7 @@ def sgp(*arguments: str) -> int:
         return int(end.code or 0)
 
 
-def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
+def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = ["signs", *STUB, *TINY, "--memory-samples", "30", "--threshold", "0.9"]
@@ -92,7 +89,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
         (["minatar", "--method", "ewc", "--optimizer", "adam-on-projected"], ["ewc projects no steps"]),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_begun(
+def test_a_mistake_is_reported_before_the_run_starts(
     arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "minatar":
@@ -112,7 +109,7 @@ def test_a_mistake_is_told_before_anything_is_begun(
         ("atari", "gymnasium", 'this needs gymnasium: pip install "sgp-torch[rl]"'),
     ],
 )
-def test_a_missing_extra_is_told_in_one_line(
+def test_a_missing_extra_is_reported_in_one_line(
     benchmark: str, module: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -120,7 +117,7 @@ def test_a_missing_extra_is_told_in_one_line(
     assert capsys.readouterr().err == f"sgp run: {told}\n"
 
 
-def test_settings_of_supervised_runs_are_not_asked_of_games(capsys: pytest.CaptureFixture[str]) -> None:
+def test_games_have_no_settings_of_supervised_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert sgp("run", "atari", "--method", "gpm", "--preset", "reference", "--help") == 0
     output = capsys.readouterr().out
     assert "--evaluate-every" in output

@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 import sgp
+from sgp.cli.arguments import asks_for_help, flag, parse_into, positional, print_command_help
+from sgp.cli.sweep import Options as SweepOptions
+from sgp.experiments.config import as_command
 from sgp.experiments.display import span
+from sgp.experiments.sweep import Sweep, expand_grids
 from sgp.paper import find_cells
 from sgp.paper.results import TABLES
 from sgp.registry import unknown
@@ -30,6 +31,7 @@ from sgp.report.reproduction import (
     make_grid,
     reproduce,
 )
+from sgp.settings import Settings, setting
 
 # Runs of the repository that this package runs from; an installed package has none.
 COMMITTED = Path(sgp.__file__).resolve().parents[2] / "results" / "runs"
@@ -42,32 +44,34 @@ ABOUT_TIMES = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Settings):
     """Print the paper's tables of results beside the runs that can be compared with them, or make what is missing.
 
-    A run is compared if all its settings are those of the table's row; seed and task order may differ.
+    A run is compared if all its settings are those of the table's row; seed and task order can differ.
     """
 
-    tables: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Tables to make the missing runs of: table1, table2 or the name of a benchmark. Without one, nothing is run."""
+    tables: tuple[str, ...] = positional("TABLE ...", ())
+    """Tables whose missing runs are made: table1, table2 or the name of a benchmark. Without one, nothing is run."""
     methods: str = ""
-    """Methods to print or run, separated by commas; all if empty."""
-    seeds: int = 5
-    """Runs that each row should have, of different seeds, or of different task orders in table2."""
-    runs: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """Folder with more runs to compare; may be given several times."""
+    """Methods to print or run, separated by commas; by default all."""
+    seeds: int = setting(5, low=1)
+    """Number of runs that each row should have: seeds in table1, task orders in table2."""
+    runs: tuple[Path, ...] = ()
+    """Folder with more runs to compare; can be given several times."""
     out: Path = Path("runs")
-    """Folder for the new runs. Runs that are in it already are compared too."""
+    """Folder for the new runs; runs in it are compared too."""
     data: Path | None = None
-    """Folder of the data sets; $SGP_DATA by default."""
-    jobs: int | None = None
-    """Runs at once; by default as many as there are cores."""
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print the commands of the missing runs, and run nothing."""
+    """Folder with the data sets; by default $SGP_DATA."""
+    device: str | None = None
+    """Torch device of the new runs, such as cuda or cuda:1; by default cpu."""
+    jobs: int | None = setting(None, low=1)
+    """Number of parallel runs on this machine; by default as many as its cores allow."""
+    dry_run: bool = flag()
+    """Print the commands of the missing runs without running them."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        """Check the fields, and that tables, methods and folders exist."""
+        super().__post_init__()
         if self.dry_run and not self.tables:
             raise ValueError("dry-run needs a table: table1, table2 or a benchmark")
         cells = find_cells()
@@ -79,6 +83,9 @@ class Options:
         for method in self.selected:
             if method not in known:
                 raise ValueError(unknown("method in the paper's tables", method, known))
+        for path in self.runs:
+            if not path.is_dir():
+                raise ValueError(f"there is no folder {path}")
 
     @property
     def selected(self) -> list[str]:
@@ -88,11 +95,14 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Return the exit status after printing the paper's tables, or running what is missing in some of them."""
-    options = tyro.cli(Options, prog="sgp reproduce", args=arguments)
-    for path in options.runs:
-        if not path.is_dir():
-            print(f"sgp reproduce: there is no folder {path}", file=sys.stderr)
-            return 2
+    if asks_for_help(arguments):
+        print_command_help(Options, "sgp reproduce [TABLE ...] [OPTIONS]")
+        return 0
+    try:
+        options = parse_into(Options, arguments)
+    except ValueError as error:
+        print(f"sgp reproduce: {error}", file=sys.stderr)
+        return 2
     reproduction, left_out = _compare(options)
     for path, reason in left_out:
         print(f"sgp reproduce: {path} is left out: {reason}", file=sys.stderr)
@@ -101,16 +111,16 @@ def main(arguments: list[str]) -> int:
         return 0
     missing = [(outcome, find_missing(outcome, options.seeds)) for outcome in _select(reproduction, options.selected)]
     missing = [(outcome, repeats) for outcome, repeats in missing if repeats]
-    grids = [make_grid(outcome, repeats) for outcome, repeats in missing]
     status = 0
-    if grids:
+    if missing:
         _print_estimate(reproduction, missing, options.out)
+        sweep = _plan_sweep(missing, options)
         if options.dry_run:
-            _print_commands(grids, options.out)
+            _print_commands(sweep, options.out)
             return 0
         if sys.stdin.isatty() and input("Run them? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
-        status = _run(grids, options)
+        status = _run_sweep(sweep, options, resume=shlex.join(["sgp", "reproduce", *arguments]))
         reproduction, _ = _compare(options)
     print_tables(reproduction, options.selected)
     return status
@@ -233,25 +243,20 @@ def _print_estimate(reproduction: Reproduction, missing: Sequence[tuple[Outcome,
     print(f"about {span(total)} of one core in all{without}")
 
 
-def _print_commands(grids: Sequence[dict[str, object]], out: Path) -> None:
-    from sgp.experiments.config import as_command
-    from sgp.experiments.sweep import expand_grids
+def _plan_sweep(missing: Sequence[tuple[Outcome, Sequence[int]]], options: Options) -> Sweep:
+    """Return the sweep that makes the missing runs."""
+    grids = [make_grid(outcome, repeats) for outcome, repeats in missing]
+    return expand_grids(grids, "sgp reproduce", {"device": options.device} if options.device else {})
 
-    for point in expand_grids(list(grids), "sgp reproduce").points:
+
+def _print_commands(sweep: Sweep, out: Path) -> None:
+    for point in sweep.points:
         print(f"{as_command(point.config)} {shlex.join(['--out', str(out), '--name', point.name, '--resume'])}")
 
 
-def _run(grids: Sequence[dict[str, object]], options: Options) -> int:
-    """Return the exit status of a sweep over the grids, which are written to a sweep file beside the runs."""
-    import yaml
+def _run_sweep(sweep: Sweep, options: Options, resume: str) -> int:
+    """Return the exit status of a sweep, which resumes runs that were stopped. This imports torch."""
+    from sgp.cli.launch_sweep import launch_sweep
 
-    from sgp.cli import sweep
-    from sgp.storage import write_bytes
-
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"reproduce-{'-'.join(options.tables)}.yaml"
-    write_bytes(file, yaml.safe_dump(list(grids), sort_keys=False).encode())
-    words = [str(file), "--out", str(options.out)]
-    words += ["--data", str(options.data)] if options.data is not None else []
-    words += ["--jobs", str(options.jobs)] if options.jobs is not None else []
-    return sweep.main(words)
+    tables = " ".join(options.tables)
+    return launch_sweep(sweep, SweepOptions(tables, out=options.out, data=options.data, jobs=options.jobs), resume)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sgp.experiments.config import recorded
+from sgp.experiments.config import read_recorded
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -67,7 +67,7 @@ def read_record(folder: Path) -> Record:
         RunError: The run is not finished, or its files cannot be read; the message does not repeat the folder.
     """
     try:
-        settings = recorded(folder / CONFIG).flat()
+        settings = read_recorded(folder / CONFIG).flat()
         events = list(iterate_events(folder / METRICS))
         tasks = [event for event in events if event["event"] == "task"]
         if not tasks or events[-1]["event"] != "end":
