@@ -234,7 +234,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
 def sample_curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
     """Sort values in descending order and return those at some positions, from 1."""
-    descending = values.sort(descending=True).values
+    descending = values.sort(descending=True).values.tolist()
     kept = sorted({round(position) for position in positions.tolist()}) if len(descending) else []
     return [(position, float(f"{descending[position - 1]:.4g}")) for position in kept]
 
