@@ -119,3 +119,14 @@ def test_links_between_pages_lead_somewhere() -> None:
             if anchor:
                 titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
                 assert anchor[1:] in {re.sub(r"[^a-z0-9 -]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+def test_the_repository_has_one_address_everywhere() -> None:
+    places = {
+        "CITATION.cff": r'^repository-code: "(.+)"$',
+        "pyproject.toml": r'^Repository = "(.+)"$',
+        "mkdocs.yml": r"^repo_url: (.+)$",
+    }
+    found = {name: re.findall(pattern, (ROOT / name).read_text(), re.M) for name, pattern in places.items()}
+    assert all(found.values())
+    assert len({address for addresses in found.values() for address in addresses}) == 1, found
