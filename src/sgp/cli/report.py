@@ -1,4 +1,4 @@
-"""``sgp report RUN ...``"""
+"""The command ``sgp report RUN ...``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sgp show` prints of runs on games."""
+"""Tables that ``sgp show`` prints for runs on games."""
 
 from __future__ import annotations
 
