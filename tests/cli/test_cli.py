@@ -1,7 +1,10 @@
 """The command: its version, its subcommands, its imports, Ctrl-C, and the errors for mistakes."""
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +51,7 @@ def test_the_package_is_the_command_too() -> None:
 
 
 class TestWithBenchmarks:
-    """What needs the extra."""
+    """Commands that need the extra."""
 
     @pytest.fixture(autouse=True)
     def _extra(self) -> None:
@@ -105,3 +108,67 @@ class TestWithBenchmarks:
         monkeypatch.setattr("sgp.demo.comparison.run_demo", interrupted)
         assert main(["demo"]) == 130
         assert capsys.readouterr().err == "sgp: interrupted\n"
+
+
+WITHOUT_TORCH = [
+    ["--help"],
+    ["rnu"],
+    ["list"],
+    ["list", "method"],
+    ["run"],
+    ["run", "dgits"],
+    ["run", "digits", "--help"],
+    ["run", "digits", "--method", "gpm", "--alpha", "3"],
+    ["run", "digits", "--lr", "-1"],
+    ["run", "split-cifar100", "--network", "mpl"],
+    ["run", "split-miniimagenet", "--network", "lenet"],
+    ["sweep", "alpa"],
+    ["sweep", "--help"],
+    ["demo", "--seds", "2"],
+    ["data", "get", "cifar101"],
+    ["report", "--ot", "x"],
+]
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
+def test_help_lists_and_mistakes_do_not_import_torch(arguments: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="of the extra 'benchmarks'")
+    pytest.importorskip("yaml", reason="of the extra 'benchmarks'")
+    script = f"import sys; from sgp.cli import main; main({arguments!r}); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, cwd=tmp_path)
+
+
+# Importing torch stops until the process gets a signal, and reports that it does by the file "importing".
+IMPORTING = """
+import signal
+from pathlib import Path
+
+Path("importing").touch()
+try:
+    signal.pause()
+except BaseException:
+    raise ImportError("as an extension module may fail") from None
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_an_interrupt_while_torch_is_imported_ends_with_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="of the extra 'benchmarks'")
+    pytest.importorskip("yaml", reason="of the extra 'benchmarks'")
+    (tmp_path / "torch.py").write_text(IMPORTING, encoding="utf-8")
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sgp", "run", "digits"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        # A process in the background of a script ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not (tmp_path / "importing").exists():
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate()
+    assert (process.returncode, out, error) == (130, "", "sgp: interrupted\n")

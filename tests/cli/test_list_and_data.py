@@ -55,7 +55,7 @@ def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 REPORTS = {
     "complete": Report("cifar100", "complete", "50000 training and 10000 test images of 100 classes"),
     "missing": Report("mnist", "missing", "there is no [train] file"),
-    "damaged": Report("svhn", "damaged", "'a/b' is truncated: get it again"),
+    "damaged": Report("svhn", "damaged", "'a/b' is truncated: download it again"),
 }
 
 

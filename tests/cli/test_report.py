@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-from report.written import falling, written
+from report.run_folders import make_rows, write_run
 
 from sgp.cli import main
 from sgp.experiments.config import configure
@@ -29,7 +29,7 @@ if "mine" not in METHODS:
 
 def run(name: str, method: str = "gpm", *, end: bool = True) -> Path:
     config = configure("digits", method, tasks=2, threads=1)
-    return written(Path(name), config, falling(2), end=end, told=False)
+    return write_run(Path(name), config, make_rows(2), end=end, is_current=False)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_another_folder_is_written_to_and_a_foreign_one_refused(capsys: pytest.C
     assert Path("here/index.html").is_file()
     assert main(["report", "runs/one", "--out", "runs"]) == 1
     error = capsys.readouterr().err
-    assert error == "sgp report: runs is there already and is no report: choose another folder with --out\n"
+    assert error == "sgp report: runs already exists and is not a report: choose another folder with --out\n"
 
 
 @pytest.mark.usefixtures("with_extra")

@@ -36,7 +36,7 @@ def parse_command(*arguments: str) -> Request:
 
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading any data is a failure."""
+    """Fail if any data are loaded."""
 
     def refuse(*_: object) -> Any:
         raise AssertionError("data were loaded")
@@ -299,7 +299,7 @@ from sgp.methods.finetune import Finetune
 
 @dataclass(frozen=True)
 class Settings:
-    """Of mine."""
+    """Settings of mine."""
 
     strength: float = 2.0
     """How strong."""
@@ -322,7 +322,7 @@ METHODS.add("mine", Mine)
 
 @pytest.fixture
 def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that registers a method, which is gone again after the test."""
+    """Write a file that registers a method, and remove the method after the test."""
     monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
     monkeypatch.setattr(BENCHMARKS, "_known", dict(BENCHMARKS._known))
     path = tmp_path / "my_method.py"

@@ -148,7 +148,7 @@ def test_one_failure_does_not_stop_the_rest_and_is_named(
     assert lines[-5:] == [
         "1 of 2 runs are finished, in my runs",
         "failed: digits-sgp-paper-seed0-lr1e+30, exit status 1",
-        "  sgp run: the loss of task 1 (digits 0 and 1) is no number after epoch 1: try a lower --lr than 1e+30",
+        "  sgp run: loss became NaN in task 1 (digits 0 and 1), epoch 1; try a lower --lr than 1e+30",
         "  its output is in my runs/digits-sgp-paper-seed0-lr1e+30/output.log",
         "try the failed runs again with: sgp sweep grid.yaml --out 'my runs'",
     ]

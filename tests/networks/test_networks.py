@@ -90,7 +90,7 @@ def test_a_memory_protects_every_layer(name: str, inputs: tuple[int, ...]) -> No
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """A copy of a layer's weight [outputs, inputs], with its bias as one more column."""
+    """Return a copy of a layer's weight [outputs, inputs], with its bias as one more column."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     columns = [layer.weight.detach().flatten(1)]
     if layer.bias is not None:

@@ -58,7 +58,7 @@ def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
 
     monkeypatch.setattr(GameEnv, "step_wait", step_wait)
     assert sgp("run", *stub, "--name", "again") == 130
-    assert "Stopped; go on with: sgp run runs/again --resume" in capsys.readouterr().out
+    assert "Stopped; resume with: sgp run runs/again --resume" in capsys.readouterr().out
     monkeypatch.setattr(GameEnv, "step_wait", step)
     assert sgp("run", "runs/again", "--resume", *STUB) == 0
     assert "resuming after task" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``sgp demo``"""
+"""The command ``sgp demo``."""
 
 from __future__ import annotations
 

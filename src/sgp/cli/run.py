@@ -1,4 +1,4 @@
-"""``sgp run BENCHMARK`` and ``sgp run FILE.yaml``"""
+"""The command ``sgp run BENCHMARK`` and ``sgp run FILE.yaml``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for.
+    """Run that a command line asks for.
 
     Attributes:
         config: Config of the run.

@@ -1,4 +1,4 @@
-"""``sgp show RUN ...``"""
+"""The command ``sgp show RUN ...``."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_run(console: Console, name: str, folder: RunFolder) -> None:
-    """What a run has come to."""
+    """Print the results of a run."""
     _print(console, name, _read(folder))
 
 
@@ -79,7 +79,7 @@ def _print(console: Console, name: str, summary: Summary | GameSummary) -> None:
 
 
 def print_summary(console: Console, name: str, summary: Summary) -> None:
-    """The accuracy matrix of a run, and what it comes to beside the paper's figures."""
+    """Build the table of a run's accuracy matrix, with the paper's numbers beside its results."""
     config, tasks = summary.config, len(summary.names)
     console.print(
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
@@ -107,7 +107,7 @@ def print_summary(console: Console, name: str, summary: Summary) -> None:
 
 
 def _lines(summary: Summary) -> list[str]:
-    """The metrics of a run in words."""
+    """Describe the metrics of a run."""
     config, tasks = summary.config, len(summary.names)
     published = paper.numbers(config.benchmark, config.method) if summary.finished and is_whole(config) else {}
     metrics = f"ACC {acc(summary.accuracies):.2f} %"
@@ -125,12 +125,12 @@ def _lines(summary: Summary) -> list[str]:
     if summary.free:
         lines.append(f"free: {_free(summary.free)}")
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 
 def _free(layers: dict[str, float]) -> str:
-    """What is left of each layer, or of a network of many layers the fullest and the mean."""
+    """Describe the free capacity of each layer, or of a large network the fullest layers and the mean."""
     if len(layers) <= MOST_LAYERS:
         return ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in layers.items())
     fullest = min(layers, key=lambda layer: layers[layer])
@@ -143,7 +143,7 @@ def _deviation(published: dict[str, float], name: str, form: str) -> str:
 
 
 def _print_comparison(console: Console, summaries: dict[str, Summary]) -> None:
-    """Runs side by side, over the tasks that all of them have learned."""
+    """Build a table of runs side by side, over the tasks that all of them have learned."""
     tasks = min(len(summary.names) for summary in summaries.values())
     if tasks == 0:
         return

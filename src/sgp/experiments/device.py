@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sgp.experiments.config import AnyConfig
 from sgp.experiments.folder import RunError
@@ -30,6 +31,17 @@ def use_precision(config: AnyConfig, device: torch.device) -> AbstractContextMan
         return nullcontext()
     # Without the cache, since casts of weights must not outlive the step that changes the weights.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+def move_tensors(state: Any, device: torch.device) -> Any:
+    """Return a state of dictionaries and sequences with its tensors on a device."""
+    if isinstance(state, Tensor):
+        return state.to(device)
+    if isinstance(state, dict):
+        return {name: move_tensors(value, device) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(move_tensors(value, device) for value in state)
+    return state
 
 
 def get_device(network: nn.Module) -> torch.device:

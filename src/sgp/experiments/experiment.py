@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sgp.experiments.allocator import keep_freed_memory
 from sgp.experiments.config import AnyConfig
-from sgp.experiments.device import get_device, use_precision
+from sgp.experiments.device import get_device, move_tensors, use_precision
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.seeds import derive_seed
 from sgp.methods import Batch, Method
@@ -65,6 +65,8 @@ class Experiment(ABC):
 
     def _run(self) -> None:
         progress, parts = self.folder.load() or ({"task": 0}, {})
+        # The optimizer puts its own state on the right device.
+        parts = {name: part if name == "optimizer" else move_tensors(part, self.device) for name, part in parts.items()}
         if parts:
             # The method comes first: it may have to grow the network before the weights fit.
             self.method.load_state_dict(parts["method"])
