@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from waiting import CEILING
 
 pytest.importorskip("material", reason="the site needs mkdocs-material, of the extra 'docs'")
 pytest.importorskip("mkdocstrings", reason="the site needs mkdocstrings, of the extra 'docs'")
@@ -57,7 +58,7 @@ def build(target: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=CEILING,
     )
 
 
@@ -167,10 +168,10 @@ def test_the_search_finds_a_page_that_was_opened_from_the_disk(site: Path, tmp_p
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:
-        driver.set_page_load_timeout(120)
+        driver.set_page_load_timeout(CEILING)
         driver.get((site / "index.html").as_uri() + "?q=register_layer")
         found = "a.md-search-result__link[href*='your-own-model.html']"
-        WebDriverWait(driver, 120).until(lambda page: page.find_elements("css selector", found))
+        WebDriverWait(driver, CEILING).until(lambda page: page.find_elements("css selector", found))
         assert driver.get_log("browser") == []
         messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
         asked = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
