@@ -27,7 +27,7 @@ MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "small", "texts", "u
 
 
 def cpu() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -50,13 +50,13 @@ def machine() -> dict[str, object]:
 
 
 def table(rows: list[Row], where: dict[str, object]) -> Table:
-    """The rows within 80 columns."""
+    """Build a table of the rows that fits in 80 columns."""
     day = str(where["date"])[:10]
     view = Table(
         title="Side by side: plain, with sgp, and as published",
         caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
         f"load before: {where['load']}\n"
-        "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
+        "Ratios are medians over interleaved rounds. Steps are divided by the plain\n"
         "step, those of methods by GPM's, epochs and updates by the published ones,\n"
         "peaks by the first peak.",
         caption_justify="left",

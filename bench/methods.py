@@ -18,7 +18,8 @@ from sgp import paper
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.supervised import OPTIMIZERS, SupervisedTrainer
+from sgp.experiments.optimizers import OPTIMIZERS
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods import Batch, Moment
 from sgp.methods.gpm import GPM
 
@@ -81,7 +82,7 @@ def _config(method: str) -> Config:
 
 
 def learned(config: Config, stream: Stream) -> SupervisedTrainer:
-    """A method that has learned some tasks."""
+    """Create a method that has learned some tasks."""
     with tempfile.TemporaryDirectory() as place:
         learner = SupervisedTrainer(config, stream, RunFolder(Path(place)))
         learner.run()
@@ -89,11 +90,11 @@ def learned(config: Config, stream: Stream) -> SupervisedTrainer:
 
 
 def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], object]:
-    """Some steps of a task that has begun, as the loop takes them."""
+    """Take some steps of a task, as the training loop does."""
     method, network, training = learner.method, learner.network, learner.config.trainer
     batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
-    method.begin(task.head, [(task.train.inputs, task.train.labels)])
-    optimizer = method.optimizer(OPTIMIZERS[training.optimizer], training.lr)
+    method.begin_task(task.head, [(task.train.inputs, task.train.labels)])
+    optimizer = method.build_optimizer(OPTIMIZERS[training.optimizer], training.lr)
     method.attach(optimizer)
     network.train()
 
@@ -105,7 +106,7 @@ def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], 
 
 
 def batches_of(task: Task, size: int) -> list[Batch]:
-    """A task's training examples."""
+    """Return a task's training examples."""
     inputs, labels = task.train.inputs, task.train.labels
     if inputs.dim() == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import sgp
 from sgp.benchmarks import split_cifar100
-from sgp.benchmarks.split_cifar100 import SplitCIFAR100
+from sgp.benchmarks.settings.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.collect import collect_inputs
@@ -44,12 +44,12 @@ TABLE_THRESHOLDS = (0.90, 0.95, 0.97, 0.99)
 
 
 def threshold(task: int) -> float:
-    """The paper raises it a little with each task."""
+    """Return the threshold of a task, which the paper raises with each task."""
     return 0.97 + 0.003 * task
 
 
 def train(model: AlexNet, memory: sgp.GradientMemory, data: Task, index: int, epochs: int, seed: int) -> None:
-    """The published loop for one task: plain SGD, and at the end the weights of the best validation loss."""
+    """Train one task as published: plain SGD, ending with the weights of the best validation loss."""
     # Seeded by task, so that a run that was stopped between tasks goes on as if it had not been.
     torch.manual_seed(1000 * seed + index)
     order = torch.Generator().manual_seed(1000 * seed + index)

@@ -85,7 +85,7 @@ class _Measured:
         self.seconds.clear()
 
     def _timed_games(self) -> Any:
-        """The environment, whose own time is kept apart."""
+        """Wrap the environment to measure its own time separately."""
         config = self.learner.config
         env = self.learner.stream.games[0].make(config.trainer.envs, config.threads)
         play = env.play

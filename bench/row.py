@@ -16,7 +16,7 @@ class Row:
         published_ratio: published / against.
         goal: what the ratio should not exceed; None where nothing was promised.
         note: a line below the table.
-        detail: what else a reader of the JSON wants to know: ranks, roads, every round.
+        detail: what else a reader of the JSON wants to know: ranks, modes, every round.
     """
 
     name: str

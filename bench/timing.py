@@ -1,4 +1,4 @@
-"""Times of several ways to do the same thing, taken in turns so that a busy machine slows all alike."""
+"""Times of several ways to do the same thing, interleaved so that a busy machine slows all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ class Times:
     seconds: Mapping[str, list[float]]
 
     def median(self, name: str) -> float:
-        """The median time of one way."""
+        """Return the median time of one way."""
         return median(self.seconds[name])
 
     def ratio(self, name: str, to: str) -> float:
-        """The median over rounds of how many times as long one way takes as another in the same round."""
+        """Return the median over rounds of the ratio of two ways' times in the same round."""
         return median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
 
 

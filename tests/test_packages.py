@@ -12,12 +12,14 @@ ROOT = Path(__file__).parents[1] / "src" / "sgp"
 
 # In order of dependency. "sgp" is the package's own __init__.py: what is listed before it is what `import sgp` loads.
 PACKAGES = [
+    "lazy",
     "storage",
     "patterns",
     "projection",
     "heads",
     "sgp",
     "registry",
+    "settings",
     "integrations",
     "networks",
     "methods",

@@ -1,4 +1,4 @@
-"""Names for methods, networks and benchmarks: ours, and those that other packages bring."""
+"""Registries of methods, networks and benchmarks by name, including those of other packages."""
 
 from __future__ import annotations
 
@@ -11,37 +11,50 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it says what is wrong)
-    """A name that nothing is registered under; the message has the nearest ones."""
+class UnknownName(ValueError):  # noqa: N818 (users see this name)
+    """Error for a name that is not registered; the message has the nearest names."""
 
 
 class Registry(Generic[T]):
-    """Things by name.
+    """Objects by name.
 
-    Other packages add theirs by an entry point in the group `sgp.<kind>s`, which is loaded when its name is asked for;
-    a script that was imported adds its own by :meth:`add`.
+    This package declares its objects with the modules that define them; other packages register theirs by entry points
+    in the group ``sgp.<kind>s``. Both are imported when their names are looked up. Imported code calls :meth:`add`.
 
     Args:
-        kind: what one of them is called: "method", "network", "benchmark".
+        kind: Kind of the objects: "method", "network" or "benchmark".
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._known: dict[str, T] = {}
+        self._declared: dict[str, EntryPoint] = {}
 
-    def add(self, name: str, thing: T) -> None:
-        """Register a thing. A name that is taken is refused, since a run's config must mean one thing."""
-        if name in self._known and self._known[name] is not thing:
-            raise ValueError(f"the {self.kind} {name!r} is there already")
-        self._known[name] = thing
+    def add(self, name: str, value: T) -> None:
+        """Register an object.
+
+        Raises:
+            ValueError: The name is registered for another object.
+        """
+        if name in self._declared or (name in self._known and self._known[name] is not value):
+            raise ValueError(f"the {self.kind} {name!r} is already registered: choose another name")
+        self._known[name] = value
+
+    def declare(self, name: str, target: str) -> None:
+        """Register an object that is imported when it is looked up.
+
+        Args:
+            name: Name of the object.
+            target: Module and attribute, as in "sgp.methods.gpm:GPM".
+        """
+        self._declared[name] = EntryPoint(name, target, f"sgp.{self.kind}s")
 
     def __getitem__(self, name: str) -> T:
-        if not isinstance(name, str):  # a file may have a list in its place, which cannot be looked up
+        # A config file may have a list in place of a name, which cannot be looked up.
+        if not isinstance(name, str) or name not in self:
             raise UnknownName(unknown(self.kind, name, self))
         if name not in self._known:
-            if name not in self._others:
-                raise UnknownName(unknown(self.kind, name, self))
-            entry = self._others[name]
+            entry = self._entries[name]
             try:
                 self._known[name] = entry.load()
             except Exception as error:
@@ -49,19 +62,23 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._known
-        yield from (name for name in self._others if name not in self._known)
+        return iter(dict.fromkeys((*self._declared, *self._known, *self._entries)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in self._others
+        return name in self._known or name in self._entries
+
+    @property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """Entry points of declared objects and of other packages by name."""
+        return self._external | self._declared
 
     @cached_property
-    def _others(self) -> dict[str, EntryPoint]:
+    def _external(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=f"sgp.{self.kind}s")}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say about a name that is not there: the nearest ones, or all of them."""
+    """Return an error message for an unknown name, with the nearest names, or all of them if none is near."""
     names = sorted(known)
     alike = {each.lower(): each for each in names}
     near = [alike[each] for each in get_close_matches(str(name).lower(), alike, n=3, cutoff=0.5)]

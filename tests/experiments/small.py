@@ -107,7 +107,7 @@ def run_with_stops(path: Path, config: Config, *stops: tuple[int, int]) -> Super
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What a run has written down, without the clock."""
+    """Return the events of a run without times."""
     lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
 

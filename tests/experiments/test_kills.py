@@ -120,7 +120,7 @@ def test_at_most_one_epoch_is_lost(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts `python -m sgp` as a user would, in a folder of its own."""
+    """Start `python -m sgp` as a user would, in a folder of its own."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **named: object) -> "subprocess.Popen[str]":

@@ -15,7 +15,7 @@ from rl.small import METHODS, run, run_with_stops, signs_stream, small
 from torch import Tensor
 
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import game_summary_of
+from sgp.experiments.game_summary import read_game_summary
 from sgp.experiments.ppo import PPOTrainer, build_agent
 from sgp.methods.gpm import GPM
 from sgp.networks.actor_critic import ActorCritic
@@ -120,7 +120,7 @@ def test_rewards_are_normalised_and_added_up_over_the_games_so_far(tmp_path: Pat
 
 def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
     run(tmp_path / "run", small())
-    summary = game_summary_of(RunFolder(tmp_path / "run"))
+    summary = read_game_summary(RunFolder(tmp_path / "run"))
     assert summary.names == ["two", "three"]
     assert summary.finished
     assert [len(each.scores) for each in summary.learned] == [1, 2]
@@ -133,7 +133,7 @@ def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
 
 
 def leak(path: Path, **settings: Any) -> float:
-    """The largest share of what the second game changed in a layer that lies in the space of the first."""
+    """Return the largest share, over layers, of the second game's change that lies in the space of the first game."""
     kept: dict[str, Tensor] = {}
 
     def keep(event: str, values: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def test_a_method_takes_in_states_of_the_last_update_with_actions_of_the_policy(
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no numbers any more in update 1 of two: try a lower --lr than 1e\+30"):
+    with pytest.raises(RunError, match=r"became NaN or infinite in update 1 of two; try a lower --lr than 1e\+30"):
         run(tmp_path / "run", small(lr=1e30))
 
 
@@ -230,7 +230,7 @@ def test_weights_that_are_no_numbers_are_told_at_once_and_never_kept(update: int
 
     with RunFolder.begin(tmp_path, small(), resume=False) as folder:
         learner = PPOTrainer(small(), signs_stream(), folder, spoil)
-        with pytest.raises(RunError, match=f"no numbers any more in update {update} of two: try a lower --lr"):
+        with pytest.raises(RunError, match=f"became NaN or infinite in update {update} of two; try a lower --lr"):
             learner.run()
         kept = folder.load()
     assert kept is not None

@@ -13,13 +13,13 @@ peft = pytest.importorskip("peft", reason="of the extra 'peft'")
 Batch = dict[str, Tensor]
 
 
-def text(task: int) -> Batch:
+def make_text(task: int) -> Batch:
     generator = torch.Generator().manual_seed(task)
     words = torch.randint(20 * task, 20 * (task + 1), (3, 5), generator=generator)
     return {"input_ids": words, "attention_mask": torch.ones_like(words)}
 
 
-def adapted(rank: int) -> nn.Module:
+def make_adapted_model(rank: int) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=60,
@@ -35,46 +35,46 @@ def adapted(rank: int) -> nn.Module:
     return model
 
 
-def features(model: nn.Module, task: int) -> Tensor:
+def compute_features(model: nn.Module, task: int) -> Tensor:
     with torch.no_grad():
-        return model.eval()(**text(task)).last_hidden_state.clone()
+        return model.eval()(**make_text(task)).last_hidden_state.clone()
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, task: int, steps: int = 15) -> None:
     model.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        outputs = model(**text(task)).last_hidden_state
+        outputs = model(**make_text(task)).last_hidden_state
         (outputs - torch.linspace(-1, 1, outputs.shape[-1])).square().mean().backward()
         optimizer.step()
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
+def make_adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
 
 
-def drift(now: Tensor, then: Tensor) -> float:
+def measure_drift(now: Tensor, then: Tensor) -> float:
     return float((now - then).norm() / then.norm())
 
 
-def test_the_four_lines_work_and_say_that_the_second_factor_is_full() -> None:
-    model = adapted(rank=4)
+def test_one_adapter_for_all_tasks_fills_up_with_a_warning() -> None:
+    model = make_adapted_model(rank=4)
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    optimizer = adam(model)
+    optimizer = make_adam(model)
     memory.attach(optimizer)
     train(model, optimizer, 0)
     with pytest.warns(UserWarning, match=r"nearly all of the capacity is blocked in .*lora_B\.default' \(100\.0%\)"):
-        memory.update([text(0)])
-    old = features(model, 0)
+        memory.update([make_text(0)])
+    old = compute_features(model, 0)
     train(model, optimizer, 1)
-    assert drift(features(model, 0), old) < 1e-4
+    assert measure_drift(compute_features(model, 0), old) < 1e-4
     full = [layer.layer for layer in memory.capacity().layers if layer.free == 0]
     assert full == [name for name in memory.subspaces if ".lora_B." in name]
 
 
 @torch.no_grad()
-def next_adapter(model: nn.Module, memory: sgp.GradientMemory) -> None:
-    """As docs/trainers.md shows it."""
+def add_adapter(model: nn.Module, memory: sgp.GradientMemory) -> None:
+    """Add a new adapter, as docs/trainers.md does."""
     for name, layer in model.named_modules():
         if isinstance(layer, peft.tuners.lora.LoraLayer):
             layer.get_base_layer().weight += layer.get_delta_weight("default")
@@ -83,20 +83,20 @@ def next_adapter(model: nn.Module, memory: sgp.GradientMemory) -> None:
             first.copy_(memory.project(first, f"{name}.lora_A.default"))
 
 
-def test_a_new_adapter_for_each_task_that_is_blind_to_the_old_ones_never_fills_up() -> None:
-    model = adapted(rank=4)
+def test_a_new_adapter_for_each_task_never_fills_up() -> None:
+    model = make_adapted_model(rank=4)
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf, exclude=["*.lora_B.*"])
-    train(model, adam(model), 0)
-    memory.update([text(0)])
-    old, new = features(model, 0), features(model, 1)
-    next_adapter(model, memory)
-    assert drift(features(model, 0), old) < 1e-5  # the old adapter is in the base now
-    optimizer = adam(model)
+    train(model, make_adam(model), 0)
+    memory.update([make_text(0)])
+    old, new = compute_features(model, 0), compute_features(model, 1)
+    add_adapter(model, memory)
+    assert measure_drift(compute_features(model, 0), old) < 1e-5  # the old adapter is in the base now
+    optimizer = make_adam(model)
     memory.attach(optimizer)
     before = {name: p.detach().clone() for name, p in model.named_parameters() if ".lora_B." in name}
     train(model, optimizer, 1)
     assert all((model.get_parameter(name) != value).any() for name, value in before.items())
-    assert drift(features(model, 0), old) < 1e-4
-    assert drift(features(model, 1), new) > 0.02
-    memory.update([text(1)])
+    assert measure_drift(compute_features(model, 0), old) < 1e-4
+    assert measure_drift(compute_features(model, 1), new) > 0.02
+    memory.update([make_text(1)])
     assert memory.tasks == 2

@@ -45,8 +45,8 @@ def learn(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,), *, st
     """A task up to its end, but not taken in."""
     batch = batch_of(head, shape)
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = method.optimizer(torch.optim.SGD, 0.1 if len(shape) == 1 else 0.01)
+    method.begin_task(head, [batch])
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.1 if len(shape) == 1 else 0.01)
     method.attach(optimizer)
     method.network.train()
     for step in range(steps):
@@ -55,7 +55,7 @@ def learn(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,), *, st
 
 def consolidate(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,)) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], head), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], head), batch[1], reduction="none")
 
     method.consolidate([batch_of(head, shape)], log_likelihood)
 
@@ -63,4 +63,4 @@ def consolidate(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,))
 @torch.no_grad()
 def answers(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,)) -> Tensor:
     method.network.eval()
-    return method.logits(batch_of(head, shape)[0], head)
+    return method.compute_logits(batch_of(head, shape)[0], head)

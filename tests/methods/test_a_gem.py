@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from sgp.methods import Batch, Moment
-from sgp.methods.a_gem import AGEM, AGEMSettings, project
+from sgp.methods.a_gem import AGEM, AGEMSettings, project_gradients
 from sgp.networks import MLP
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
@@ -74,7 +74,7 @@ def test_a_gradient_that_is_aligned_with_the_reference_is_not_touched() -> None:
     weight, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))
     weight.grad, other.grad = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([0.1, 0.2])
     for reference in (torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 1.0, 0.0]), torch.zeros(3)):
-        project([weight, other], [reference, None])
+        project_gradients([weight, other], [reference, None])
         assert weight.grad.tolist() == [1.0, -2.0, 0.5]
         assert torch.equal(other.grad, torch.tensor([0.1, 0.2]))
 
@@ -83,14 +83,14 @@ def test_the_gradient_is_projected_as_one_vector() -> None:
     """The first weight alone would be aligned; together they are not, so both change."""
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     first.grad, second.grad = torch.tensor([1.0]), torch.tensor([-3.0])
-    project([first, second], [torch.tensor([1.0]), torch.tensor([1.0])])
+    project_gradients([first, second], [torch.tensor([1.0]), torch.tensor([1.0])])
     assert (first.grad.tolist(), second.grad.tolist()) == ([2.0], [-2.0])
 
 
 def test_weights_that_only_the_memory_reaches_move_too() -> None:
     reached, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     reached.grad = torch.tensor([-2.0])
-    project([reached, other], [torch.tensor([1.0]), torch.tensor([1.0])])
+    project_gradients([reached, other], [torch.tensor([1.0]), torch.tensor([1.0])])
     assert reached.grad.tolist() == [-1.0]
     assert other.grad is not None
     assert other.grad.tolist() == [1.0]
@@ -99,7 +99,7 @@ def test_weights_that_only_the_memory_reaches_move_too() -> None:
 def test_a_reference_whose_length_is_rounded_to_nothing_is_none() -> None:
     weight = nn.Parameter(torch.zeros(1))
     weight.grad = torch.tensor([-1.0])
-    project([weight], [torch.tensor([1e-30])])
+    project_gradients([weight], [torch.tensor([1e-30])])
     assert weight.grad.tolist() == [-1.0]
 
 
@@ -109,7 +109,7 @@ def test_the_first_task_is_plain_sgd() -> None:
     for seed in range(4):
         method.step(batch(seed), 0, NOW, ours)
         theirs.zero_grad()
-        plain.loss(batch(seed), 0, NOW).backward()  # type: ignore[no-untyped-call]
+        plain.compute_loss(batch(seed), 0, NOW).backward()  # type: ignore[no-untyped-call]
         theirs.step()
     assert torch.equal(weights(method.network), weights(plain.network))
     assert len(method.buffer) > 0
@@ -120,8 +120,8 @@ def test_the_memory_is_learned_through_its_own_heads() -> None:
     old = batch(1)
     method = filled(made(), old)
     reference = gradient(method.network, old, 0)
-    drawn = method.buffer.take(method.buffer.others(1))
-    loss = method._replay_loss(drawn, like=old[0])
+    drawn = method.buffer.take(method.buffer.find_other_tasks(1))
+    loss = method._compute_replay_loss(drawn, like=old[0])
     found = torch.autograd.grad(loss, list(method.network.parameters()), materialize_grads=True)
     torch.testing.assert_close(torch.cat([part.flatten() for part in found]).double(), reference)
 
@@ -154,5 +154,5 @@ def test_examples_are_offered_in_the_first_epoch_of_a_task_or_in_every_one() -> 
 
 def test_bytes_are_those_of_inputs_labels_and_heads() -> None:
     method = filled(made(memory_size=10), batch(1, 40))
-    assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8)}
+    assert method.count_bytes() == {"data": 10 * (12 * 4 + 8 + 8)}
     assert method.keeps_data

@@ -44,7 +44,7 @@ def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features
     assert isinstance(method, Frozen)
     inputs, labels = torch.randn(200, 6), torch.randint(0, 3, (200,))
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    method.begin(1, [(inputs[:120], labels[:120]), (inputs[120:], labels[120:])])
+    method.begin_task(1, [(inputs[:120], labels[:120]), (inputs[120:], labels[120:])])
     assert {n for n, p in network.named_parameters() if not torch.equal(p, before[n])} <= {
         "heads.1.weight",
         "heads.1.bias",
@@ -60,7 +60,7 @@ def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features
 
 
 def test_a_network_without_heads_cannot_be_frozen() -> None:
-    with pytest.raises(ValueError, match="heads alone"):
+    with pytest.raises(ValueError, match="heads only"):
         METHODS["frozen"](nn.Sequential(nn.Linear(3, 2)), None, exclude=())
 
 
@@ -82,7 +82,7 @@ def test_osf_keeps_the_strongest_directions_of_each_weight(tmp_path: Path) -> No
     start = run(tmp_path / "start", small("osf", **SPLIT, tasks=1, lr=1e-12))
     learner = run(tmp_path / "run", small("osf", **SPLIT, tasks=1))
     for each in (start, learner):
-        each.method._fold()  # type: ignore[attr-defined]
+        each.method._merge_adapters()  # type: ignore[attr-defined]
     for name in start.method.targets:  # type: ignore[attr-defined]
         before = start.network.get_submodule(name).weight.detach()
         change = learner.network.get_submodule(name).weight.detach() - before

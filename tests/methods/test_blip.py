@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sgp.methods import METHODS, Batch
 from sgp.methods.blip import BLIP, BLIPSettings
-from sgp.methods.fisher import fisher_of_samples
+from sgp.methods.fisher import compute_sample_fisher
 from sgp.networks import MLP, LeNet, ResNet18
 
 WIDTHS, CLASSES = (6, 8, 5), (3, 2, 4)
@@ -89,7 +89,7 @@ def test_bits_and_weights_are_those_of_the_formula_number_by_number() -> None:
         train(method, task, OPTIMIZERS["sgd"])
         before = weights(method)
         parameters = {name: method.network.get_parameter(name) for name in bounds(method)}
-        fisher = fisher_of_samples(method.network, parameters, [batch(task)], likelihood(method, task))
+        fisher = compute_sample_fisher(method.network, parameters, [batch(task)], likelihood(method, task))
         consolidate(method, task)
         for name, bound in bounds(method).items():
             expected = [
@@ -195,7 +195,7 @@ def test_the_published_scale_of_gradients_is_another_prior() -> None:
 def test_n_is_the_inputs_or_the_larger_side(fan: Any, linear: int, conv: int) -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.Conv2d(4, 40, 3, groups=2), nn.Conv2d(4, 32, 8), nn.LayerNorm(5))
     method = BLIP(net, BLIPSettings(fan=fan, fisher_prior=1e-9))
-    scales = method._scales(method._scan())
+    scales = method._compute_scales(method._scan())
     n = {"0": linear, "1": conv, "2": 4 * 8 * 8}
     assert set(scales) == {f"{layer}.{leaf}" for layer in n for leaf in ("weight", "bias")}
     for layer, count in n.items():
@@ -232,7 +232,7 @@ def test_parameters_without_a_frozen_bit_are_zero_or_kept_and_may_go_anywhere() 
         with torch.no_grad():
             for parameter in method.network.parameters():
                 parameter.fill_(-100)
-        method.clip()
+        method.clamp_parameters()
         for name, bound in bounds(method).items():
             reached = weights(method)[name][none[name]]
             torch.testing.assert_close(reached, torch.full_like(reached, -bound * (1 - 0.5**20)))
@@ -278,7 +278,7 @@ def test_the_fisher_information_is_that_of_a_network_without_dropout() -> None:
     def value(batch: Batch) -> Tensor:
         return -F.cross_entropy(net(batch[0]), batch[1], reduction="none")
 
-    expected = fisher_of_samples(net.eval(), dict(net.named_parameters()), consolidated, value)["0.weight"]
+    expected = compute_sample_fisher(net.eval(), dict(net.named_parameters()), consolidated, value)["0.weight"]
     net.train()
     method.consolidate(consolidated, value)
     torch.testing.assert_close(method.fisher["0.weight"], (expected + 5e-12 * 6) / 2)
@@ -321,8 +321,8 @@ def test_convolutional_networks_and_what_has_no_bits_stays_as_the_first_task_lef
             [(inputs, labels)],
             lambda b, task=task: -F.cross_entropy(net(b[0], task), b[1], reduction="none"),
         )
-    assert all(0 <= share < 1 for share in method.free().values())
-    assert "layer1.0.conv1" in method.free() or kind is LeNet
+    assert all(0 <= share < 1 for share in method.measure_free().values())
+    assert "layer1.0.conv1" in method.measure_free() or kind is LeNet
     # So it is where the state is loaded.
     other = kind((3, 32, 32), (2, 2), **options)
     loaded = BLIP(other, BLIPSettings(), exclude=["heads.*"])
@@ -383,9 +383,9 @@ def test_a_state_goes_on_in_another_network_to_the_bit() -> None:
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(method).items())
     assert all(torch.equal(bits, other.bits[name]) for name, bits in method.bits.items())
     stated = {name: sum(each.nbytes for each in method.state_dict()[part].values()) for name, part in PARTS.items()}
-    assert method.bytes() == stated
+    assert method.count_bytes() == stated
     assert stated["anchors"] == stated["fisher"] == 4 * stated["bits"]
-    assert method.capacity() == 100
+    assert method.compute_capacity() == 100
     stranger = BLIP(MLP((6, 9), CLASSES), BLIPSettings(), exclude=["heads.*"])
     with pytest.raises(ValueError, match=r"of another network: 'hidden.0.weight' \(8, 6\)"):
         stranger.load_state_dict(method.state_dict())

@@ -135,7 +135,7 @@ def test_inputs_stay_as_the_network_takes_them_and_are_counted_as_such() -> None
     images = torch.randn(7, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     reservoir.add({"inputs": images, "labels": torch.arange(7)})
     assert reservoir.contents["inputs"].dtype == torch.float32
-    assert reservoir.bytes() == {"inputs": 5 * 3 * 4 * 4 * 4, "labels": 5 * 8}
+    assert reservoir.count_bytes() == {"inputs": 5 * 3 * 4 * 4 * 4, "labels": 5 * 8}
     # A file has one memory format, so what is held has it too, or a resumed run would go on with another.
     assert reservoir.contents["inputs"].is_contiguous()
 
@@ -168,12 +168,12 @@ def test_a_buffer_goes_on_from_its_state(made: type[Reservoir] | type[ClassRings
         add(buffer, 9, task=1)
     assert kept(whole) == kept(resumed)
     if isinstance(whole, ClassRings) and isinstance(resumed, ClassRings):
-        assert torch.equal(whole.others(1), resumed.others(1))
+        assert torch.equal(whole.find_other_tasks(1), resumed.find_other_tasks(1))
 
 
 def held(rings: ClassRings, task: int) -> list[int]:
     """The numbers of what is kept of all tasks but one."""
-    return sorted(rings.take(rings.others(task))["labels"].tolist())
+    return sorted(rings.take(rings.find_other_tasks(task))["labels"].tolist())
 
 
 def test_rings_keep_the_latest_of_each_class() -> None:

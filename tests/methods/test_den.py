@@ -34,8 +34,8 @@ def after_first_task(**settings: Any) -> DEN:
 
 def test_the_first_task_decays_and_shrinks_its_weights() -> None:
     method, batch = made(l1=0.003, l2=0.1), batch_of(0)
-    method.begin(0, [batch])
-    optimizer = method.optimizer(torch.optim.SGD, 0.1)
+    method.begin_task(0, [batch])
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.1)
     method.attach(optimizer)
     before = weights_of(method)
     gradients = torch.autograd.grad(
@@ -69,7 +69,7 @@ def test_units_are_selected_along_paths_of_weights_from_the_head() -> None:
         method.network.heads[1].weight.zero_()
         method.network.heads[1].weight[0, 0] = -0.5
         method.network.heads[1].weight[1, 1] = 0.5
-    selected = method._reached()
+    selected = method._select_units()
     assert selected["hidden.1"].nonzero().flatten().tolist() == [0, 1]
     assert selected["hidden.0"].nonzero().flatten().tolist() == [0, 2, 3]
 
@@ -78,19 +78,19 @@ def test_a_head_that_hears_nothing_selects_nothing() -> None:
     method = sparse()
     with torch.no_grad():
         method.network.heads[1].weight.zero_()
-    assert not any(mask.any() for mask in method._reached().values())
+    assert not any(mask.any() for mask in method._select_units().values())
 
 
 def test_selection_goes_through_flattened_maps_and_residual_sums() -> None:
     for kind in ("lenet", "resnet18-stored"):
         method = made(kind)
-        method.begin(0, [batch_of(0, shape_of(kind))])
-        assert all(mask.all() for mask in method._reached().values()), kind
+        method.begin_task(0, [batch_of(0, shape_of(kind))])
+        assert all(mask.all() for mask in method._select_units().values()), kind
         method.network.heads[0].weight.data.zero_()
         # One pixel of the last map's channel 1.
         pixels = 1 if kind == "lenet" else method.network.heads[0].in_features // 160
         method.network.heads[0].weight.data[0, pixels] = 1
-        selected = method._reached()
+        selected = method._select_units()
         top = "fc2" if kind == "lenet" else "layer4.1.conv2"
         assert selected[top].nonzero().flatten().tolist() == [1]
         # It was added to units of layers that others hear as well.
@@ -106,7 +106,7 @@ def test_retraining_moves_weights_between_selected_units_and_the_head_alone() ->
         "hidden.0": torch.arange(16) < 5,
         "hidden.1": torch.arange(8) % 2 == 0,
     }
-    optimizer = method.optimizer(torch.optim.SGD, 0.5)
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.5)
     method.attach(optimizer)
     before = weights_of(method)
     for _ in range(3):
@@ -127,7 +127,7 @@ def test_retraining_decays_and_shrinks_what_it_trains_and_penalises_drift() -> N
     learn(method, 1, steps=0)
     chosen = torch.arange(16) < 5
     method.selected = {"hidden.0": chosen, "hidden.1": torch.ones(8, dtype=torch.bool)}
-    batch, optimizer = batch_of(1), method.optimizer(torch.optim.SGD, 0.1)
+    batch, optimizer = batch_of(1), method.build_optimizer(torch.optim.SGD, 0.1)
     method.attach(optimizer)
     weight, head = method.network.hidden[0].weight, method.network.heads[1].weight
     anchor = weight.detach().clone()
@@ -164,7 +164,7 @@ def test_a_task_that_is_learned_well_adds_nothing() -> None:
         method = after_first_task(loss_limit=limit, split_units=0, group_lasso=0.0)
         learn(method, 1)
         consolidate(method, 1)
-        assert method.now() == {"hidden.0": 16 + 3 * grown, "hidden.1": 8 + 3 * grown}
+        assert method.count_units() == {"hidden.0": 16 + 3 * grown, "hidden.1": 8 + 3 * grown}
 
 
 def test_expansion_trains_what_is_new_and_shrinks_each_unit_as_a_group() -> None:
@@ -177,7 +177,7 @@ def test_expansion_trains_what_is_new_and_shrinks_each_unit_as_a_group() -> None
     assert torch.equal(now["hidden.1.weight"][:8, :16], before["hidden.1.weight"])
     assert not torch.equal(now["heads.1.weight"][:, :8], before["heads.1.weight"])
     method.sizes.pop("1")  # its units are new again
-    norms = method._sizes_of_new_units("hidden.1")
+    norms = method._measure_new_units("hidden.1")
     parts = torch.cat([now["hidden.1.weight"][8:], now["hidden.1.bias"][8:, None]], dim=1)
     torch.testing.assert_close(norms, parts.norm(dim=1))
 
@@ -187,19 +187,19 @@ def test_the_group_step_takes_off_the_norm_what_it_says() -> None:
     learn(method, 1)
     consolidate(method, 1)
     method.sizes.pop("1")  # its units are new again
-    before, weights = method._sizes_of_new_units("hidden.0"), weights_of(method)
+    before, weights = method._measure_new_units("hidden.0"), weights_of(method)
     method._shrink_new_units(0.1)
-    torch.testing.assert_close(method._sizes_of_new_units("hidden.0"), before - 0.1)
+    torch.testing.assert_close(method._measure_new_units("hidden.0"), before - 0.1)
     assert torch.equal(method.network.hidden[0].weight[:16], weights["hidden.0.weight"][:16])
     method._shrink_new_units(100.0)
-    assert not method._sizes_of_new_units("hidden.0").any()
+    assert not method._measure_new_units("hidden.0").any()
 
 
 def test_new_units_that_are_left_with_nothing_are_removed() -> None:
     method = after_first_task(loss_limit=0.0, split_units=0, group_lasso=100.0)
     learn(method, 1)
     consolidate(method, 1)
-    assert method.now() == method.sizes["0"]
+    assert method.count_units() == method.sizes["0"]
 
 
 def drifted(choice: Any = "most", limit: float = 0.05, **settings: Any) -> DEN:
@@ -215,15 +215,15 @@ def drifted(choice: Any = "most", limit: float = 0.05, **settings: Any) -> DEN:
 
 def test_drift_is_the_norm_of_what_a_unit_moved() -> None:
     method = drifted()
-    torch.testing.assert_close(method.drifts()["hidden.1"], torch.tensor([0, 0.2, 0, 0.4, 0, 0, 0.3, 0]))
-    assert not method.drifts()["hidden.0"].any()
+    torch.testing.assert_close(method.measure_drifts()["hidden.1"], torch.tensor([0, 0.2, 0, 0.4, 0, 0, 0.3, 0]))
+    assert not method.measure_drifts()["hidden.0"].any()
 
 
 @pytest.mark.parametrize(("choice", "split"), [("most", [3, 6]), ("least", [1, 6])])
 def test_the_units_that_moved_most_are_split_and_as_published_those_that_moved_least(choice: str, split: Any) -> None:
     method = drifted(choice)
-    assert method._drifted("hidden.1", method.drifts()["hidden.1"]).tolist() == split
-    assert drifted(choice, limit=0.5)._drifted("hidden.1", method.drifts()["hidden.1"]).tolist() == []
+    assert method._choose_drifted("hidden.1", method.measure_drifts()["hidden.1"]).tolist() == split
+    assert drifted(choice, limit=0.5)._choose_drifted("hidden.1", method.measure_drifts()["hidden.1"]).tolist() == []
 
 
 def test_a_split_gives_the_old_unit_its_old_weights_and_the_task_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_split_gives_the_old_unit_its_old_weights_and_the_task_the_new_ones(mo
     task, earlier = answers(method, 1), drifted(split_units=3, limit=100.0)
     monkeypatch.setattr(method, "_train", lambda *args: None)
     consolidate(method, 1)
-    assert method.now() == {"hidden.0": 16, "hidden.1": 11}
+    assert method.count_units() == {"hidden.0": 16, "hidden.1": 11}
     weight = method.network.hidden[1].weight
     assert torch.equal(weight[:8], anchor)
     assert torch.equal(weight[8:], now[[3, 6, 1]])
@@ -292,7 +292,7 @@ def test_a_step_after_a_split_pulls_old_weights_alone_back_to_those_of_the_task_
         (gradient,) = torch.autograd.grad(F.cross_entropy(method.network(batch[0], 1), batch[1]), [weight])
         gradient += 0.1 * start
         gradient[:8, :16] += 0.7 * (start[:8, :16] - anchor)
-        method.step(batch, 1, START, method.optimizer(torch.optim.SGD, 0.1))
+        method.step(batch, 1, START, method.build_optimizer(torch.optim.SGD, 0.1))
         torch.testing.assert_close(weight.detach(), F.softshrink(start - 0.1 * gradient, 0.003))
         checked.append(weight.shape)
 
@@ -307,7 +307,7 @@ def test_the_stronger_the_penalty_on_drift_the_less_old_units_move_after_a_split
         method = drifted(drift=drift, split_limit=0.35, split_epochs=20)
         anchor = method._anchor["hidden.1.weight"].clone()
         consolidate(method, 1)  # splits unit 3, so that units 1 and 6 stay where the task moved them
-        assert method.now() == {"hidden.0": 16, "hidden.1": 9}
+        assert method.count_units() == {"hidden.0": 16, "hidden.1": 9}
         distances.append(float((method.network.hidden[1].weight.detach()[:8] - anchor).norm()))
     assert distances[0] > distances[1] > 2 * distances[2]
 
@@ -320,8 +320,8 @@ def test_every_network_goes_through_all_phases(kind: str) -> None:
         consolidate(method, task, shape)
     first, second = method.sizes.values()
     assert all(second[name] > size for name, size in first.items())
-    assert second == method.now()
-    assert method.capacity() > 100
+    assert second == method.count_units()
+    assert method.compute_capacity() > 100
     assert answers(method, 1, shape).isfinite().all()
     # The first task is answered with the units of its time alone.
     method._current = "2"
@@ -339,7 +339,7 @@ def test_layers_that_no_pattern_fits_do_not_grow() -> None:
     )
     learn(method, 1)
     consolidate(method, 1)
-    assert method.now() == {"hidden.0": 17, "hidden.1": 10}
+    assert method.count_units() == {"hidden.0": 17, "hidden.1": 10}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
@@ -353,26 +353,26 @@ def test_a_method_goes_on_from_its_state_to_the_bit_inside_a_task(kind: str) -> 
     resumed.load_state_dict(whole.state_dict())
     resumed.network.load_state_dict(whole.network.state_dict())
     for method in (whole, resumed):
-        optimizer = method.optimizer(torch.optim.SGD, 0.1)
+        optimizer = method.build_optimizer(torch.optim.SGD, 0.1)
         method.attach(optimizer)
         torch.manual_seed(5)
         method.network.train()
         method.step(batch_of(1, shape), 1, START, optimizer)
         consolidate(method, 1, shape)
-    assert resumed.now() == whole.now()
+    assert resumed.count_units() == whole.count_units()
     for task in (0, 1):
         assert torch.equal(answers(resumed, task, shape), answers(whole, task, shape))
-    assert (resumed.capacity(), resumed.bytes()) == (whole.capacity(), whole.bytes())
+    assert (resumed.compute_capacity(), resumed.count_bytes()) == (whole.compute_capacity(), whole.count_bytes())
 
 
 def test_the_weights_of_the_task_before_are_held_inside_a_task_alone() -> None:
     method = after_first_task()
-    assert method.bytes()["weights before the task"] == 0
+    assert method.count_bytes()["weights before the task"] == 0
     learn(method, 1)
     body = sum(each.nbytes for name, each in method.network.named_parameters() if not name.startswith("heads.1"))
-    assert method.bytes()["weights before the task"] == body + 16 + 8
+    assert method.count_bytes()["weights before the task"] == body + 16 + 8
     consolidate(method, 1)
-    assert method.bytes()["weights before the task"] == 0
+    assert method.count_bytes()["weights before the task"] == 0
 
 
 def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from sgp.methods import Batch, Moment
-from sgp.methods.der import DER, DERSettings, distance
+from sgp.methods.der import DER, DERSettings, compute_distance
 from sgp.networks import MLP
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
@@ -52,7 +52,7 @@ def test_the_loss_has_the_distance_to_stored_logits_and_for_der_plus_plus_the_la
     with torch.no_grad():
         stored = method.network(old[0], 0).clone()
     method.step(old, 0, NOW, SGD(method.network.parameters(), lr=0.5))
-    loss = method.loss(new, 1, LATER)  # draws all six
+    loss = method.compute_loss(new, 1, LATER)  # draws all six
     answers = method.network(old[0], 0)
     expected = (
         F.cross_entropy(method.network(new[0], 1), new[1])
@@ -73,7 +73,7 @@ def test_der_plus_plus_draws_twice() -> None:
         method = made(beta=beta, memory_batch=5)
         method.step(batch(1, 20), 0, NOW, SGD(method.network.parameters(), lr=0.1))
         method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-        method.loss(batch(2), 1, NOW)
+        method.compute_loss(batch(2), 1, NOW)
     assert sizes == [8, 5, 8, 5, 5]
 
 
@@ -96,7 +96,7 @@ def test_the_distance_is_the_mean_over_classes_that_there_are_and_so_is_its_grad
     inf = math.inf
     answers = torch.tensor([[1.0, 2.0, 4.0], [3.0, -inf, -inf]], requires_grad=True)
     stored = torch.tensor([[0.0, 2.0, 2.0, -inf], [1.0, -inf, -inf, -inf]])
-    found = distance(answers, stored)
+    found = compute_distance(answers, stored)
     assert found.item() == pytest.approx((1 + 0 + 4 + 4) / 4)
     found.backward()  # type: ignore[no-untyped-call]
     assert answers.grad is not None
@@ -115,8 +115,8 @@ def test_examples_are_offered_in_every_epoch_or_in_the_first_of_a_task() -> None
 
 def test_bytes_tell_data_and_logits_apart() -> None:
     method = made(memory_size=10)
-    assert method.bytes() == {"data": 0, "logits": 0}
+    assert method.count_bytes() == {"data": 0, "logits": 0}
     method.step(batch(1, 40), 0, NOW, SGD(method.network.parameters(), lr=0.1))
-    assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
-    assert sum(method.bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
+    assert method.count_bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
+    assert sum(method.count_bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
     assert method.keeps_data

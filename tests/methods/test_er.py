@@ -41,7 +41,7 @@ def summed(network: nn.Module, examples: Batch, head: int) -> Tensor:
 def test_the_loss_is_the_mean_over_the_batch_and_the_memory_each_through_its_own_head(heads: tuple[int, ...]) -> None:
     old, new = batch(1, 6, heads[0]), batch(2, 8, heads[-1])
     method = filled(made(heads), (old, 0))
-    loss = method.loss(new, 1, LATER)  # draws all six
+    loss = method.compute_loss(new, 1, LATER)  # draws all six
     expected = (summed(method.network, new, 1) + summed(method.network, old, 0)) / 14
     torch.testing.assert_close(loss, expected)
     gradients = [torch.autograd.grad(value, list(method.network.parameters())) for value in (loss, expected)]
@@ -62,7 +62,7 @@ def test_the_heads_of_old_tasks_go_on_learning() -> None:
 
 def test_the_first_step_is_a_plain_one() -> None:
     method, new = made(), batch(1)
-    torch.testing.assert_close(method.loss(new, 0, NOW), summed(method.network, new, 0) / 8)
+    torch.testing.assert_close(method.compute_loss(new, 0, NOW), summed(method.network, new, 0) / 8)
 
 
 @pytest.mark.parametrize(("memory_batch", "count"), [(None, 8), (5, 5), (100, 20)])
@@ -70,7 +70,7 @@ def test_as_many_are_drawn_as_asked_for_or_as_the_batch_has(memory_batch: int | 
     method = filled(made(memory_batch=memory_batch), (batch(1, 20), 0))
     sizes: list[int] = []
     method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    method.loss(batch(2), 1, NOW)
+    method.compute_loss(batch(2), 1, NOW)
     assert sizes == [8 + count]
 
 
@@ -90,7 +90,7 @@ def test_the_memory_has_inputs_labels_and_heads_and_says_so() -> None:
     assert torch.equal(contents["inputs"], torch.cat([old[0], new[0]]))
     assert torch.equal(contents["labels"], torch.cat([old[1], new[1]]))
     assert contents["heads"].tolist() == [0] * 8 + [1] * 8
-    assert method.bytes() == {"data": 16 * (12 * 4 + 8 + 8)}
+    assert method.count_bytes() == {"data": 16 * (12 * 4 + 8 + 8)}
     assert method.keeps_data
 
 

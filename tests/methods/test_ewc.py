@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sgp.methods import METHODS, Batch
 from sgp.methods.ewc import EWC, EWCSettings
-from sgp.methods.fisher import fisher_of_samples
+from sgp.methods.fisher import compute_sample_fisher
 from sgp.networks import MLP, LeNet, ResNet18
 
 WIDTHS = (6, 8)
@@ -73,7 +73,7 @@ def gradients(method: EWC) -> dict[str, Tensor]:
 def with_penalty(method: EWC, task: int) -> dict[str, Tensor]:
     """Autograd's own gradient of the loss and the penalty."""
     names, weights = zip(*method.network.named_parameters(), strict=True)
-    found = torch.autograd.grad(loss(method, task) + method.penalty(), weights, allow_unused=True)
+    found = torch.autograd.grad(loss(method, task) + method.compute_penalty(), weights, allow_unused=True)
     return {name: value for name, value in zip(names, found, strict=True) if value is not None}
 
 
@@ -92,20 +92,20 @@ def sgd(method: EWC, lr: float = 0.1) -> torch.optim.SGD:
 def test_the_penalty_is_the_quadratic_of_fisher_and_anchor() -> None:
     method = made()
     consolidate(method, 0)
-    anchor = {name: parameter.detach().clone() for name, parameter in method.held().items()}
+    anchor = {name: parameter.detach().clone() for name, parameter in method.get_penalized().items()}
     assert set(anchor) == {"hidden.0.weight", "hidden.0.bias"}
-    assert method.penalty() == 0
+    assert method.compute_penalty() == 0
 
     def log_likelihood(batch: Batch) -> Tensor:
         return -F.cross_entropy(method.network(batch[0], 0), batch[1], reduction="none")
 
-    fisher = fisher_of_samples(method.network, method.held(), [batch(0)], log_likelihood)
+    fisher = compute_sample_fisher(method.network, method.get_penalized(), [batch(0)], log_likelihood)
     move(method, 1)
     expected = sum(
         float((fisher[name] * (parameter.detach() - anchor[name]).square()).sum())
-        for name, parameter in method.held().items()
+        for name, parameter in method.get_penalized().items()
     )
-    assert float(method.penalty().detach()) == pytest.approx(3.0 / 2 * expected, rel=1e-5)
+    assert float(method.compute_penalty().detach()) == pytest.approx(3.0 / 2 * expected, rel=1e-5)
 
 
 def test_what_is_added_to_the_gradient_is_autograds_gradient_of_the_penalty() -> None:
@@ -120,7 +120,8 @@ def test_nothing_is_added_before_the_first_task_is_taken_in() -> None:
     method = made()
     sgd(method)
     loss(method, 0).backward()
-    plain = dict(zip(gradients(method), torch.autograd.grad(loss(method, 0), [*method.held().values()]), strict=False))
+    parameters = [*method.get_penalized().values()]
+    plain = dict(zip(gradients(method), torch.autograd.grad(loss(method, 0), parameters), strict=False))
     for name, value in plain.items():
         assert torch.equal(gradients(method)[name], value)
 
@@ -152,24 +153,24 @@ def test_gradients_that_are_thrown_away_take_nothing_with_them(to_none: bool) ->
 def test_closures_that_run_often_in_a_step_have_it_every_time() -> None:
     method, other = learned(), learned()
     for each, is_attached in ((method, True), (other, False)):
-        optimizer = torch.optim.LBFGS(each.held().values(), lr=0.5, max_iter=5)
+        optimizer = torch.optim.LBFGS(each.get_penalized().values(), lr=0.5, max_iter=5)
         if is_attached:
             each.attach(optimizer)
 
         def closure(each: EWC = each, is_attached: bool = is_attached) -> float:
             each.network.zero_grad()
-            value = loss(each, 1) + each.penalty()
+            value = loss(each, 1) + each.compute_penalty()
             (loss(each, 1) if is_attached else value).backward()
             return value.item()
 
         optimizer.step(closure)
-    for name, weight in other.held().items():
-        torch.testing.assert_close(method.held()[name], weight, rtol=1e-3, atol=1e-4)
+    for name, weight in other.get_penalized().items():
+        torch.testing.assert_close(method.get_penalized()[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_autograd_grad_gives_the_raw_gradient() -> None:
     method = learned()
-    weights = list(method.held().values())
+    weights = list(method.get_penalized().values())
     before = torch.autograd.grad(loss(method, 1), weights)
     sgd(method)
     for one, other in zip(before, torch.autograd.grad(loss(method, 1), weights), strict=True):
@@ -191,14 +192,14 @@ def test_clipping_sees_the_penalty() -> None:
     loss(method, 1).backward()
     before = nn.utils.clip_grad_norm_(method.network.parameters(), 1.0)
     assert before > 100
-    assert nn.utils.get_total_norm([p.grad for p in method.held().values() if p.grad is not None]) <= 1.001
+    assert nn.utils.get_total_norm([p.grad for p in method.get_penalized().values() if p.grad is not None]) <= 1.001
 
 
 def test_a_copy_a_file_and_a_method_that_is_gone_leave_raw_gradients() -> None:
     method = learned()
     sgd(method)
     model = method.network
-    raw = torch.autograd.grad(loss(method, 1), [*method.held().values()])
+    raw = torch.autograd.grad(loss(method, 1), [*method.get_penalized().values()])
     for other in (copy.deepcopy(model), torch.load(_saved(model), weights_only=False)):
         F.cross_entropy(other(batch(1)[0], 1), batch(1)[1]).backward()
         assert torch.equal(other.hidden[0].weight.grad, raw[0])
@@ -217,12 +218,12 @@ def _saved(model: nn.Module) -> io.BytesIO:
 def test_an_implicit_step_has_the_penaltys_gradient_at_its_end() -> None:
     method = learned(strength=50.0)
     optimizer = sgd(method, lr=0.2)
-    names = list(method.held())
-    raw = dict(zip(names, torch.autograd.grad(loss(method, 1), [*method.held().values()]), strict=True))
-    before = {name: weight.detach().clone() for name, weight in method.held().items()}
+    names = list(method.get_penalized())
+    raw = dict(zip(names, torch.autograd.grad(loss(method, 1), [*method.get_penalized().values()]), strict=True))
+    before = {name: weight.detach().clone() for name, weight in method.get_penalized().items()}
     loss(method, 1).backward()
     optimizer.step()
-    for name, weight in method.held().items():
+    for name, weight in method.get_penalized().items():
         at_end = 50.0 * method.importance[name] * (weight - method.anchor[name])
         torch.testing.assert_close(weight.detach(), (before[name] - 0.2 * (raw[name] + at_end)).detach())
 
@@ -231,10 +232,10 @@ def test_an_explicit_step_has_it_at_its_start() -> None:
     method = learned(penalty_step="explicit")
     optimizer = sgd(method)
     expected = with_penalty(method, 1)
-    before = {name: weight.detach().clone() for name, weight in method.held().items()}
+    before = {name: weight.detach().clone() for name, weight in method.get_penalized().items()}
     loss(method, 1).backward()
     optimizer.step()
-    for name, weight in method.held().items():
+    for name, weight in method.get_penalized().items():
         torch.testing.assert_close(weight.detach(), before[name] - 0.1 * expected[name])
 
 
@@ -246,9 +247,9 @@ def test_implicit_steps_are_stable_at_any_strength_and_end_where_small_explicit_
         for _ in range(count):
             optimizer.zero_grad()
             # A convex loss, so that there is one end.
-            sum((weight - 1).square().sum() for weight in method.held().values()).backward()  # type: ignore[union-attr]
+            sum((weight - 1).square().sum() for weight in method.get_penalized().values()).backward()  # type: ignore[union-attr]
             optimizer.step()
-        ends[step] = torch.cat([weight.detach().flatten() for weight in method.held().values()])
+        ends[step] = torch.cat([weight.detach().flatten() for weight in method.get_penalized().values()])
     torch.testing.assert_close(ends["implicit"], ends["explicit"], rtol=1e-3, atol=1e-3)
     method = learned(strength=1e8)
     optimizer = sgd(method, lr=10.0)
@@ -256,7 +257,7 @@ def test_implicit_steps_are_stable_at_any_strength_and_end_where_small_explicit_
         optimizer.zero_grad()
         loss(method, 1).backward()
         optimizer.step()
-    assert all(torch.isfinite(weight).all() for weight in method.held().values())
+    assert all(torch.isfinite(weight).all() for weight in method.get_penalized().values())
 
 
 def test_separate_tasks_pull_like_the_sum_of_their_penalties() -> None:
@@ -270,11 +271,11 @@ def test_separate_tasks_pull_like_the_sum_of_their_penalties() -> None:
         anchors.append(alone.anchor)
         consolidate(method, task)
         move(method, task + 5)
-    for name, weight in method.held().items():
+    for name, weight in method.get_penalized().items():
         expected = sum(
             3.0 * fisher[name] * (weight - anchor[name]) for fisher, anchor in zip(fishers, anchors, strict=True)
         )
-        pull = method.pull(name, weight)
+        pull = method.compute_pull(name, weight)
         assert pull is not None
         torch.testing.assert_close(pull, torch.as_tensor(expected).detach(), rtol=1e-4, atol=1e-6)
 
@@ -319,7 +320,7 @@ def test_a_task_with_one_class_holds_nothing() -> None:
             [(inputs, labels)], lambda b, t=task: -F.cross_entropy(method.network(b[0], t), b[1], reduction="none")
         )
     assert not any(value.any() for value in method.importance.values())
-    assert all(torch.equal(method.anchor[name], weight) for name, weight in method.held().items())
+    assert all(torch.equal(method.anchor[name], weight) for name, weight in method.get_penalized().items())
 
 
 @pytest.mark.parametrize("fisher", ["sample", "batch"])
@@ -340,12 +341,12 @@ def test_a_step_works_on_convolutional_and_residual_networks(kind: Any, fisher: 
 
 def test_bytes_are_those_of_the_state() -> None:
     method = made()
-    assert method.bytes() == {"fisher": 0, "anchors": 0}
+    assert method.count_bytes() == {"fisher": 0, "anchors": 0}
     for task in (0, 1):
         consolidate(method, task)
         state = method.state_dict()
         held = [tensor.nbytes for part in ("importance", "anchor") for tensor in state[part].values()]
-        assert sum(method.bytes().values()) == sum(held) == 2 * 4 * (6 * 8 + 8)
+        assert sum(method.count_bytes().values()) == sum(held) == 2 * 4 * (6 * 8 + 8)
 
 
 def test_a_state_of_another_network_is_refused_by_name() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch
-from sgp.methods.fisher import _Call, fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
+from sgp.methods.fisher import _Call, compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
 from sgp.networks import MLP, LeNet, ResNet18
 
 N = 5
@@ -180,7 +180,7 @@ def test_it_is_the_mean_square_of_each_examples_gradient(case: str) -> None:
     network, (inputs, labels) = made(case)
     batches = list(zip(inputs.split(3), labels.split(3), strict=True))
     expected = by_functions(network, (inputs, labels))
-    fisher = fisher_of_samples(network, dict(network.named_parameters()), batches, log_likelihood(network))
+    fisher = compute_sample_fisher(network, dict(network.named_parameters()), batches, log_likelihood(network))
     assert fisher.keys() == expected.keys()
     nothing = 1e-10 * max(float(value.max()) for value in expected.values())  # rounding, squared
     for name, value in expected.items():
@@ -203,16 +203,16 @@ def test_known_layers_take_one_backward_pass_for_a_batch(
         return grad(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "grad", counting)
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], log_likelihood(network))
     assert len(counted) == passes
 
 
 def test_chunks_of_examples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     network, batch = made("grouped")
     parameters = dict(network.named_parameters())
-    whole = fisher_of_samples(network, parameters, [batch], log_likelihood(network))
+    whole = compute_sample_fisher(network, parameters, [batch], log_likelihood(network))
     monkeypatch.setattr("sgp.methods.fisher.FLOATS_PER_CHUNK", 1)
-    for name, value in fisher_of_samples(network, parameters, [batch], log_likelihood(network)).items():
+    for name, value in compute_sample_fisher(network, parameters, [batch], log_likelihood(network)).items():
         torch.testing.assert_close(value, whole[name])
 
 
@@ -221,7 +221,7 @@ def test_the_published_form_squares_the_gradient_of_a_batch_and_is_smaller() -> 
     inputs, labels = torch.randn(50, 5), torch.randint(3, (50,))
     batches = list(zip(inputs.split(20), labels.split(20), strict=True))
     parameters = dict(network.named_parameters())
-    fisher = fisher_of_batches(parameters, batches, log_likelihood(network))
+    fisher = compute_batch_fisher(parameters, batches, log_likelihood(network))
     expected = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for x, y in batches:
         network.zero_grad()
@@ -231,7 +231,7 @@ def test_the_published_form_squares_the_gradient_of_a_batch_and_is_smaller() -> 
             expected[name] += 20 * parameter.grad.square() / 50
     for name, value in expected.items():
         torch.testing.assert_close(fisher[name], value)
-    single = fisher_of_samples(network, parameters, batches, log_likelihood(network))
+    single = compute_sample_fisher(network, parameters, batches, log_likelihood(network))
     ratio = sum(float(v.sum()) for v in single.values()) / sum(float(v.sum()) for v in fisher.values())
     assert ratio > 4
 
@@ -242,7 +242,7 @@ def test_drawn_labels_follow_the_networks_own_answer() -> None:
     inputs = torch.randn(1, 2)
     shares = network(inputs).detach().softmax(dim=1).squeeze(0)
     batch = (inputs.expand(6000, 2), torch.zeros(6000, dtype=torch.long))
-    values = with_drawn_labels(network, log_likelihood(network))(batch).detach()
+    values = use_drawn_labels(network, log_likelihood(network))(batch).detach()
     for share in shares:
         assert float((values - share.log()).abs().lt(1e-4).float().mean()) == pytest.approx(float(share), abs=0.03)
     # The definition: sum over labels y of p(y) (d log p(y) / d theta)^2.
@@ -250,8 +250,8 @@ def test_drawn_labels_follow_the_networks_own_answer() -> None:
     for label, share in enumerate(shares.tolist()):
         (gradient,) = torch.autograd.grad(network(inputs).log_softmax(dim=1)[0, label], network.weight)
         expected += share * gradient.square()
-    found = fisher_of_samples(
-        network, {"weight": network.weight}, [batch], with_drawn_labels(network, log_likelihood(network))
+    found = compute_sample_fisher(
+        network, {"weight": network.weight}, [batch], use_drawn_labels(network, log_likelihood(network))
     )
     torch.testing.assert_close(found["weight"], expected, rtol=0.1, atol=0)
 
@@ -259,14 +259,14 @@ def test_drawn_labels_follow_the_networks_own_answer() -> None:
 def test_labels_cannot_be_drawn_from_what_is_no_logits() -> None:
     network = nn.Conv2d(3, 3, 1)
     with pytest.raises(TypeError, match=r"logits \[n, classes\]; the network's output is \(2, 3, 4, 4\)"):
-        with_drawn_labels(network, lambda batch: network(batch[0]))((torch.zeros(2, 3, 4, 4), torch.zeros(2)))
+        use_drawn_labels(network, lambda batch: network(batch[0]))((torch.zeros(2, 3, 4, 4), torch.zeros(2)))
 
 
 def test_modes_and_running_statistics_come_back() -> None:
     network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
     network[1].eval()
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with in_mode(network, training=True):
+    with preserve_state(network, training=True):
         assert network[1].training
         network(torch.randn(8, 3) + 5)
         assert not torch.equal(before["0.running_mean"], network[0].running_mean)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_modes_and_running_statistics_come_back() -> None:
 
 def test_nothing_is_left_on_the_network() -> None:
     network, batch = made("residual")
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], log_likelihood(network))
     assert all(parameter.grad is None for parameter in network.parameters())
     assert not any(module._forward_hooks for module in network.modules())
 
@@ -286,7 +286,7 @@ def test_nothing_is_left_on_the_network() -> None:
 def test_a_caller_that_wants_no_gradients_gets_the_same(case: str) -> None:
     network, batch = made(case)
     parameters = dict(network.named_parameters())
-    for find in (partial(fisher_of_samples, network), fisher_of_batches):
+    for find in (partial(compute_sample_fisher, network), compute_batch_fisher):
         expected = find(parameters, [batch], log_likelihood(network))
         with torch.no_grad():
             found = find(parameters, [batch], log_likelihood(network))
@@ -303,7 +303,7 @@ def test_a_backward_pass_for_each_example_keeps_no_gradients_of_layers(monkeypat
 
     monkeypatch.setattr("sgp.methods.fisher._Call", call)
     network, batch = made("twice")
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], log_likelihood(network))
     assert made_calls
     assert all(len(each.deltas) <= 1 for each in made_calls)
 
@@ -311,7 +311,7 @@ def test_a_backward_pass_for_each_example_keeps_no_gradients_of_layers(monkeypat
 def test_what_is_no_log_likelihood_of_examples_is_an_error() -> None:
     network, batch = made("linear")
     parameters = dict(network.named_parameters())
-    for find in (partial(fisher_of_samples, network), fisher_of_batches):
+    for find in (partial(compute_sample_fisher, network), compute_batch_fisher):
         with pytest.raises(ValueError, match=r"a number for each of 5 examples, got \(\)"):
             find(parameters, [batch], lambda batch: log_likelihood(network)(batch).mean())
         with pytest.raises(ValueError, match="log_likelihood has no gradient"):
@@ -323,6 +323,6 @@ def test_no_examples_are_an_error() -> None:
     network, _ = made("linear")
     parameters = dict(network.named_parameters())
     with pytest.raises(ValueError, match="no examples"):
-        fisher_of_samples(network, parameters, [], log_likelihood(network))
+        compute_sample_fisher(network, parameters, [], log_likelihood(network))
     with pytest.raises(ValueError, match="no examples"):
-        fisher_of_batches(parameters, [], log_likelihood(network))
+        compute_batch_fisher(parameters, [], log_likelihood(network))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.experiments.supervised import optimizer_state, restore_optimizer
+from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
 from sgp.networks import MLP, LeNet, ResNet18
@@ -37,8 +37,8 @@ def batches(task: int) -> list[Batch]:
 
 def train(method: FSDGPM, task: int, *, epochs: int = 2, lr: float = 0.05) -> torch.optim.Optimizer:
     """Train as the loop does, up to consolidation."""
-    method.begin(task, batches(task))
-    optimizer = method.optimizer(torch.optim.SGD, lr)
+    method.begin_task(task, batches(task))
+    optimizer = method.build_optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     for epoch in range(epochs):
         for batch in batches(task):
@@ -70,8 +70,8 @@ def layers(model: nn.Module) -> dict[str, Tensor]:
 
 def uphill(method: FSDGPM, task: int = 1) -> dict[str, Tensor]:
     """The direction of the first step uphill of a batch."""
-    spaces = method._weighted({name: torch.ones_like(s.importance) for name, s in method.memory.subspaces.items()})
-    return method._uphill(batches(task)[0], task, dict(method.network.named_parameters()), spaces)
+    spaces = method._weigh_bases({name: torch.ones_like(s.importance) for name, s in method.memory.subspaces.items()})
+    return method._compute_uphill(batches(task)[0], task, dict(method.network.named_parameters()), spaces)
 
 
 def test_steps_uphill_stay_inside_the_span_of_the_bases() -> None:
@@ -94,7 +94,7 @@ def test_steps_uphill_are_the_gradient_weighted_by_soft_weights() -> None:
     old = method.memory.subspaces["hidden.0"]
     soft = torch.rand_like(old.importance)
     spaces = {"hidden.0": Subspace(old.basis, soft, old.rank)}
-    found = method._uphill((inputs, labels), 1, dict(method.network.named_parameters()), spaces)
+    found = method._compute_uphill((inputs, labels), 1, dict(method.network.named_parameters()), spaces)
     M = old.basis[0]
     expected = torch.cat([g, g_bias.unsqueeze(1)], dim=1) @ M @ torch.diag(soft[0]) @ M.T
     assert torch.allclose(found["hidden.0.weight"], expected[:, :-1], atol=1e-6)
@@ -118,7 +118,7 @@ def test_before_there_are_bases_and_for_heads_steps_uphill_are_the_gradient_itse
 def test_the_loss_is_that_of_batch_and_replay_after_each_step_uphill() -> None:
     method = learned(1, sharpness_lr=0.1, memory_batch=10)
     batch = batches(1)[0]
-    spaces = method._weighted({n: torch.ones_like(s.importance) for n, s in method.memory.subspaces.items()})
+    spaces = method._weigh_bases({n: torch.ones_like(s.importance) for n, s in method.memory.subspaces.items()})
     torch.manual_seed(5)
     found = method._differentiate(batch, 1, spaces, 0.1)
     torch.manual_seed(5)
@@ -149,20 +149,20 @@ def test_the_loss_is_that_of_batch_and_replay_after_each_step_uphill() -> None:
 
 def one_soft_step(method: FSDGPM, pull: float) -> dict[str, Tensor]:
     """One step of the soft weights with the same gradient for all."""
-    method._learn_soft({name: torch.full_like(value, pull) for name, value in method._soft.items()}, 0.01)
-    return method.soft_weights()
+    method._update_soft({name: torch.full_like(value, pull) for name, value in method._soft.items()}, 0.01)
+    return method.compute_soft_weights()
 
 
 @pytest.mark.parametrize("rule", ["repeated", "once"])
 def test_soft_weights_receive_a_gradient_and_follow_it(rule: str) -> None:
     method = learned(1, soft_weights=rule)
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     soft = {name: value.clone().requires_grad_() for name, value in method._soft.items()}
-    method._differentiate(batches(1)[0], 1, method._weighted(soft), 0.1)
+    method._differentiate(batches(1)[0], 1, method._weigh_bases(soft), 0.1)
     for name, value in soft.items():
         assert value.grad is not None, name
         assert float(value.grad.abs().max()) > 0, name
-    before = method.soft_weights()
+    before = method.compute_soft_weights()
     for _ in range(3):
         after = one_soft_step(method, 50.0)
     for name, value in after.items():
@@ -174,15 +174,15 @@ def test_soft_weights_receive_a_gradient_and_follow_it(rule: str) -> None:
 def test_the_gradient_of_soft_weights_is_right() -> None:
     method = learned(1, soft_weights="once")
     method.network.double()
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     inputs, labels = batches(1)[0]
     method.buffer.contents = {}
 
     def loss(name: str, value: Tensor) -> float:
         soft = {n: v.double() for n, v in method._soft.items()} | {name: value}
         spaces = {
-            n: Subspace(method.memory.subspaces[n].basis.double(), method._lambda(v), method.memory.subspaces[n].rank)
-            for n, v in soft.items()
+            n: Subspace(old.basis.double(), method._compute_lambda(soft[n]), old.rank)
+            for n, old in method.memory.subspaces.items()
         }
         return method._differentiate((inputs.double(), labels), 1, spaces, 0.1)
 
@@ -202,7 +202,7 @@ def test_the_gradient_of_soft_weights_is_right() -> None:
 def test_the_rules_of_soft_weights_are_those_of_the_setting() -> None:
     grown = {rule: learned(1, soft_weights=rule) for rule in ("repeated", "once", "orphaned")}
     for method in grown.values():
-        method.begin(1, batches(1))
+        method.begin_task(1, batches(1))
     sigmoid = lambda x: 1 / (1 + math.exp(-10 * x))  # noqa: E731
     for rule, expected in (
         ("repeated", [sigmoid(1 - 0.5), sigmoid(sigmoid(1 - 0.5) - 0.5)]),
@@ -217,7 +217,7 @@ def test_the_rules_of_soft_weights_are_those_of_the_setting() -> None:
 
 def test_in_reference_no_pull_moves_soft_weights() -> None:
     method = learned(1, soft_weights="orphaned")
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     for _ in range(20):
         found = one_soft_step(method, 1000.0)
     assert all((value > 0.9999).all() for value in found.values())
@@ -225,12 +225,12 @@ def test_in_reference_no_pull_moves_soft_weights() -> None:
 
 def test_soft_weights_start_at_one_in_each_task() -> None:
     method = learned(1)
-    assert method.soft_weights() == {}
-    method.begin(1, batches(1))
+    assert method.compute_soft_weights() == {}
+    method.begin_task(1, batches(1))
     one_soft_step(method, 80.0)
     consolidate(method, 1)
-    method.begin(2, batches(2))
-    for name, value in method.soft_weights().items():
+    method.begin_task(2, batches(2))
+    for name, value in method.compute_soft_weights().items():
         assert (value == 1).all()
         assert (method.memory.subspaces[name].importance == 1).all()
 
@@ -240,16 +240,16 @@ def test_weights_move_along_bases_as_much_as_soft_weights_let_them(soft: float) 
     method = learned(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
     free = learned(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
     for each, value in ((method, soft), (free, 0.0)):
-        each.begin(1, batches(1))
+        each.begin_task(1, batches(1))
         each._soft = {
             name: torch.full_like(u, math.log(value / (1 - value)) / 10 if 0 < value < 1 else 100 * (value - 0.5))
             for name, u in each._soft.items()
         }
-        each._weigh()
+        each.memory.set_importances(each.compute_soft_weights())
     changes = []
     for each in (method, free):
         before = layers(each.network)
-        optimizer = torch.optim.SGD(each.trained.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(each.trained_module.parameters(), lr=0.1)
         each.attach(optimizer)
         torch.manual_seed(3)
         each.step(batches(1)[0], 1, LATER, optimizer)
@@ -264,9 +264,9 @@ def test_weights_move_along_bases_as_much_as_soft_weights_let_them(soft: float) 
 
 def gradient_of_a_step(**settings: Any) -> dict[str, Tensor]:
     method = learned(1, sharpness_lr=0.5, **settings)
-    method.begin(1, batches(1))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
-    spaces = method._weighted({name: value.clone() for name, value in method._soft.items()})
+    method.begin_task(1, batches(1))
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
+    spaces = method._weigh_bases({name: value.clone() for name, value in method._soft.items()})
     optimizer.zero_grad()
     torch.manual_seed(2)
     method._differentiate(batches(1)[0], 1, spaces, 0.5)
@@ -288,7 +288,7 @@ def test_the_second_order_is_another_gradient_than_the_first_unless_nothing_goes
 def test_the_second_order_is_the_gradient_of_the_loss() -> None:
     method = learned(1, second_order=True)
     method.network.double()
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     spaces = {n: s.to(torch.device("cpu"), torch.float64) for n, s in method.memory.subspaces.items()}
     inputs, labels = batches(1)[0]
     method.buffer.contents = {}
@@ -347,8 +347,8 @@ def test_examples_are_kept_in_the_first_epoch_or_in_every_one() -> None:
 
 def test_all_rates_fall_together() -> None:
     method = learned(1)
-    method.begin(1, batches(1))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.4)
+    method.begin_task(1, batches(1))
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.4)
     method.attach(optimizer)
     asked: list[float] = []
     differentiate = method._differentiate
@@ -367,19 +367,19 @@ def test_all_rates_fall_together() -> None:
 @pytest.mark.parametrize("name", ["fs-dgpm", "trgp"])
 def test_stored_statistics_are_kept_for_old_tasks_unless_norms_go_on_learning(name: str) -> None:
     kind = METHODS[name]
-    for norms, kept in (("freeze", "each"), ("free", "one")):
+    for norms, kept in (("freeze", "per-task"), ("free", "shared")):
         method: Any = kind(mlp(), kind.Settings(norms=norms), exclude=["heads.*"])
-        assert method.statistics == "one"
+        assert method.norm_statistics == "shared"
         train(method, 0)
         consolidate(method, 0)
-        assert method.statistics == kept
+        assert method.norm_statistics == kept
 
 
 def test_momentum_and_clipping_are_those_of_torch() -> None:
     method, twin = made(momentum=0.9, clip=0.05, sharpness_lr=0.0), mlp()
     other = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    method.begin(0, batches(0))
-    optimizer = method.optimizer(torch.optim.SGD, 0.05)
+    method.begin_task(0, batches(0))
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.05)
     method.attach(optimizer)
     for inputs, labels in batches(0):
         other.zero_grad()
@@ -402,10 +402,10 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
         optimizers.append(train(method, 1))
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
-    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.optimizer(torch.optim.SGD, 0.05)
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
+    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.build_optimizer(torch.optim.SGD, 0.05)
     resumed.attach(optimizers[1])
-    restore_optimizer(optimizers[1], remembered)
+    restore_optimizer_state(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):
         torch.manual_seed(6)
         for batch in batches(1):
@@ -413,10 +413,10 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
         consolidate(method, 1)
         train(method, 2)
         consolidate(method, 2)
-    for name, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[name]), name
-    assert whole.bytes() == resumed.bytes()
-    assert whole.free() == resumed.free()
+    for name, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
+    assert whole.count_bytes() == resumed.count_bytes()
+    assert whole.measure_free() == resumed.measure_free()
 
 
 def tensors(state: Any) -> list[Tensor]:
@@ -430,8 +430,8 @@ def test_bytes_are_those_of_the_state() -> None:
     method = learned(1, momentum=0.9)
     train(method, 1)
     ranks = sum(space.rank.nbytes for space in method.memory.subspaces.values())
-    assert sum(method.bytes().values()) + ranks == sum(tensor.nbytes for tensor in tensors(method.state_dict()))
-    assert method.bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
+    assert sum(method.count_bytes().values()) + ranks == sum(tensor.nbytes for tensor in tensors(method.state_dict()))
+    assert method.count_bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
 
 
 @pytest.mark.parametrize("second_order", [False, True])
@@ -441,8 +441,8 @@ def test_it_works_on_networks_with_convolutions(kind: type[nn.Module], second_or
     method = made(kind((3, 32, 32), (3, 1)), memory_samples=6, memory_size=6, second_order=second_order)
     for task in range(2):
         batch = (torch.randn(6, 3, 32, 32), torch.arange(6) % (1 if task else 3))
-        method.begin(task, [batch])
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.01)
+        method.begin_task(task, [batch])
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.01)
         method.attach(optimizer)
         assert math.isfinite(method.step(batch, task, FIRST, optimizer))
         assert math.isfinite(method.step((batch[0][:2], batch[1][:2]), task, FIRST, optimizer))
@@ -452,7 +452,7 @@ def test_it_works_on_networks_with_convolutions(kind: type[nn.Module], second_or
 
 def test_it_is_registered() -> None:
     assert METHODS["fs-dgpm"] is FSDGPM
-    assert made().capacity() == 100
+    assert made().compute_capacity() == 100
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -
 
 def test_soft_weights_have_momentum_if_weights_have() -> None:
     method = learned(1, soft_weights="once", momentum=0.5)
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     for expected in (1 - 0.1, 1 - 0.1 - 0.15):  # steps of 0.1 (1, 1 + 0.5)
         one_soft_step(method, 10.0)
         assert all(float(u.max()) == pytest.approx(expected) for u in method._soft.values())

@@ -43,8 +43,8 @@ def learn(method: HAT, head: int, shape: tuple[int, ...], *, steps: int = 3, lr:
     """A task in the way of the loop, up to its end."""
     batch = batch_of(head, shape)
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.begin_task(head, [batch])
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
     for step in range(steps):
@@ -58,7 +58,7 @@ def consolidate(method: HAT) -> None:
 @torch.no_grad()
 def answers(method: HAT, head: int, shape: tuple[int, ...]) -> Tensor:
     method.network.eval()
-    return method.logits(batch_of(head, shape)[0], head)
+    return method.compute_logits(batch_of(head, shape)[0], head)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -67,13 +67,13 @@ def test_nothing_of_an_old_task_moves_with_hard_masks(kind: str) -> None:
     learn(method, 0, shape)
     consolidate(method)
     before = answers(method, 0, shape)
-    weights = {name: method._layer(name).weight.clone() for name in method._protected()}
+    weights = {name: method._get_layer(name).weight.clone() for name in method._list_protected()}
     learn(method, 1, shape)
     assert torch.equal(answers(method, 0, shape), before)
     for name, weight in weights.items():
-        closed = method._closed(name).reshape(weight.shape[:2]).bool()
+        closed = method._compute_closed(name).reshape(weight.shape[:2]).bool()
         assert 0 < closed.float().mean() < 1, name
-        now = method._layer(name).weight
+        now = method._get_layer(name).weight
         assert torch.equal(now[closed], weight[closed]), name
         assert not torch.equal(now, weight), name
     consolidate(method)
@@ -87,7 +87,8 @@ def test_soft_masks_keep_old_answers_as_far_as_they_are_0_or_1(kind: str) -> Non
     method, shape = made(kind), shape_of(kind)
     learn(method, 0, shape)
     with torch.no_grad():
-        for embedding in method._of("0"):  # as far from the middle as 0.1: a mask is then 4e-18 away from 0 or 1
+        # At least 0.1 from the middle: a mask is then within 4e-18 of 0 or 1.
+        for embedding in method._get_embeddings("0"):
             embedding.copy_(torch.where(embedding > 0, embedding.clamp(min=0.1), embedding.clamp(max=-0.1)))
     consolidate(method)
     before = answers(method, 0, shape)
@@ -109,16 +110,16 @@ def two_layers(method: HAT, leaves: list[Tensor], batch: Batch, slope: float, pa
 
 def test_a_step_is_that_of_the_formulas() -> None:
     method, batch, smax, lr = made(smax=50.0, sparsity=2.0), batch_of(1), 50.0, 0.1
-    method.begin(0, [batch_of(0)])
+    method.begin_task(0, [batch_of(0)])
     consolidate(method)
     past = [torch.rand(16), torch.rand(8)]
     method.past = {"hidden.0": past[0], "hidden.1": past[1]}
-    method.begin(1, [batch])
+    method.begin_task(1, [batch])
     moment = Moment(epoch=1, share_of_epoch=0.03, share_of_task=0.7)
     slope = 1 / smax + (smax - 1 / smax) * 0.03
     net: Any = method.network
     own = [net.hidden[0].weight, net.hidden[0].bias, net.hidden[1].weight, net.hidden[1].bias]
-    own += [net.heads[1].weight, net.heads[1].bias, *method._of("1")]
+    own += [net.heads[1].weight, net.heads[1].bias, *method._get_embeddings("1")]
     leaves = [each.detach().clone().requires_grad_() for each in own]
     two_layers(method, leaves, batch, slope, past).backward()  # type: ignore[no-untyped-call]
     gates: list[Any] = [
@@ -132,7 +133,7 @@ def test_a_step_is_that_of_the_formulas() -> None:
     for e in leaves[6:]:
         gates.append(smax / slope * (torch.cosh(slope * e) + 1) / (torch.cosh(e) + 1))
     wanted = [(leaf - lr * gate * leaf.grad).detach() for leaf, gate in zip(leaves, gates, strict=True)]
-    method.step(batch, 1, moment, torch.optim.SGD(method.trained.parameters(), lr=lr))
+    method.step(batch, 1, moment, torch.optim.SGD(method.trained_module.parameters(), lr=lr))
     for number, (ours, theirs) in enumerate(zip(own, wanted, strict=True)):
         expected = theirs.clamp(-6, 6) if number >= 6 else theirs
         assert torch.allclose(ours, expected, atol=1e-6, rtol=1e-5), number
@@ -140,29 +141,29 @@ def test_a_step_is_that_of_the_formulas() -> None:
 
 def test_the_slope_rises_in_each_epoch_and_is_largest_at_test() -> None:
     method = made(smax=100.0)
-    method.begin(0, [batch_of(0)])
-    assert method.slope(Moment(3, 0.0, 0.5)) == pytest.approx(0.01)
-    assert method.slope(Moment(0, 0.5, 0.0)) == pytest.approx(0.5 * (100 + 0.01))
-    e = method._of("0")[0]
-    assert torch.equal(method.masks(0)["hidden.0"], torch.sigmoid(100 * e))
-    assert torch.equal(method.masks(0, 0.5)["hidden.0"], torch.sigmoid(0.5 * e))
+    method.begin_task(0, [batch_of(0)])
+    assert method.compute_slope(Moment(3, 0.0, 0.5)) == pytest.approx(0.01)
+    assert method.compute_slope(Moment(0, 0.5, 0.0)) == pytest.approx(0.5 * (100 + 0.01))
+    e = method._get_embeddings("0")[0]
+    assert torch.equal(method.compute_masks(0)["hidden.0"], torch.sigmoid(100 * e))
+    assert torch.equal(method.compute_masks(0, 0.5)["hidden.0"], torch.sigmoid(0.5 * e))
 
 
 def test_embeddings_stay_in_their_limits_and_compensation_does_not_overflow() -> None:
     method = made(embedding_limit=0.5)
     learn(method, 0, (12,), steps=4, lr=10.0)
-    assert max(float(e.detach().abs().max()) for e in method._of("0")) == 0.5
+    assert max(float(e.detach().abs().max()) for e in method._get_embeddings("0")) == 0.5
     method = made(smax=4000.0, cosh_limit=50.0)
     learn(method, 0, (12,), steps=4, lr=10.0)
-    assert all(bool(e.isfinite().all()) for e in method._of("0"))
+    assert all(bool(e.isfinite().all()) for e in method._get_embeddings("0"))
 
 
 def test_the_gradient_is_cut_to_its_norm() -> None:
     method = made(clip_norm=1e-3)
-    method.begin(0, [batch_of(0)])
-    before = {name: value.clone() for name, value in method.trained.state_dict().items()}
-    method.step(batch_of(0), 0, Moment(0, 0.5, 0.5), torch.optim.SGD(method.trained.parameters(), lr=1.0))
-    moved = [value - before[name] for name, value in method.trained.state_dict().items()]
+    method.begin_task(0, [batch_of(0)])
+    before = {name: value.clone() for name, value in method.trained_module.state_dict().items()}
+    method.step(batch_of(0), 0, Moment(0, 0.5, 0.5), torch.optim.SGD(method.trained_module.parameters(), lr=1.0))
+    moved = [value - before[name] for name, value in method.trained_module.state_dict().items()]
     assert math.sqrt(sum(float(each.square().sum()) for each in moved)) == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -170,10 +171,11 @@ def test_only_the_embeddings_of_the_task_are_trained() -> None:
     method = made()
     learn(method, 0, (12,))
     consolidate(method)
-    first = [e.clone() for e in method._of("0")]
+    first = [e.clone() for e in method._get_embeddings("0")]
     learn(method, 1, (12,))
-    assert all(torch.equal(one, other) for one, other in zip(first, method._of("0"), strict=True))
-    assert [e.requires_grad for e in (*method._of("0"), *method._of("1"))] == [False, False, True, True]
+    assert all(torch.equal(one, other) for one, other in zip(first, method._get_embeddings("0"), strict=True))
+    requires_grad = {head: {e.requires_grad for e in method._get_embeddings(head)} for head in ("0", "1")}
+    assert requires_grad == {"0": {False}, "1": {True}}
 
 
 def test_the_past_is_the_largest_mask_of_all_tasks() -> None:
@@ -182,7 +184,7 @@ def test_the_past_is_the_largest_mask_of_all_tasks() -> None:
         learn(method, head, (12,))
         consolidate(method)
     for name, past in method.past.items():
-        assert torch.equal(past, torch.maximum(method.masks(0)[name], method.masks(1)[name]))
+        assert torch.equal(past, torch.maximum(method.compute_masks(0)[name], method.compute_masks(1)[name]))
 
 
 def test_a_full_network_still_takes_a_step() -> None:
@@ -190,7 +192,7 @@ def test_a_full_network_still_takes_a_step() -> None:
     learn(method, 0, (12,))
     consolidate(method)
     method.past = {name: torch.ones_like(mask) for name, mask in method.past.items()}
-    assert set(method.free().values()) == {0.0}
+    assert set(method.measure_free().values()) == {0.0}
     before = {name: value.clone() for name, value in method.network.state_dict().items()}
     learn(method, 1, (12,))
     after = method.network.state_dict()
@@ -203,24 +205,24 @@ def test_sparsity_leaves_more_units_free() -> None:
         method = made(sparsity=sparsity)
         learn(method, 0, (12,), steps=20)
         consolidate(method)
-        free.append(method.free()["hidden.1"])
+        free.append(method.measure_free()["hidden.1"])
     assert 0 < free[0] < free[1] < 1
 
 
 def test_bytes_are_those_of_the_embeddings_masks_and_statistics() -> None:
     method = made()
-    assert method.bytes() == {"embeddings": 0, "masks": 0}
+    assert method.count_bytes() == {"embeddings": 0, "masks": 0}
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
-    assert method.bytes() == {"embeddings": 4 * 2 * (16 + 8), "masks": 4 * (16 + 8)}
+    assert method.count_bytes() == {"embeddings": 4 * 2 * (16 + 8), "masks": 4 * (16 + 8)}
     parameters = sum(each.numel() for each in method.network.parameters())
-    assert method.capacity() == pytest.approx(100 * (1 + 48 / parameters))
+    assert method.compute_capacity() == pytest.approx(100 * (1 + 48 / parameters))
     method = made("resnet18-stored")
     learn(method, 0, IMAGE, steps=1)
     consolidate(method)
     buffers = sum(buffer.nbytes for buffer in method.network.buffers())
-    assert method.bytes()["statistics"] == buffers > 0
+    assert method.count_bytes()["statistics"] == buffers > 0
 
 
 def test_each_example_has_the_masks_of_its_own_head() -> None:
@@ -241,7 +243,7 @@ def test_tasks_that_share_a_head_share_its_masks_and_the_head_is_protected() -> 
     method = HAT(MLP((12, 16, 8), (3,)), HATSettings(sparsity=0.0))
     learn(method, 0, (12,))
     consolidate(method)
-    assert method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert method.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
     net: Any = method.network
     head, open_units = net.heads[0].weight.clone(), method.past["hidden.1"] == 1
     assert 0 < open_units.sum() < 8
@@ -258,15 +260,15 @@ def test_a_method_goes_on_from_its_state_to_the_bit() -> None:
         consolidate(method)
     resumed = made("alexnet-stored")
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
     for method in (whole, resumed):
         torch.manual_seed(1)
         learn(method, 1, IMAGE, steps=1)
         consolidate(method)
-    for key, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[key]), key
+    for key, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[key]), key
     assert torch.equal(answers(whole, 0, IMAGE), answers(resumed, 0, IMAGE))
-    assert (whole.bytes(), whole.free()) == (resumed.bytes(), resumed.free())
+    assert (whole.count_bytes(), whole.measure_free()) == (resumed.count_bytes(), resumed.measure_free())
 
 
 def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
@@ -275,7 +277,7 @@ def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
-    assert (method.free(), method.bytes()) == ({}, {"embeddings": 0, "masks": 0})
+    assert (method.measure_free(), method.count_bytes()) == ({}, {"embeddings": 0, "masks": 0})
 
 
 @pytest.mark.parametrize(

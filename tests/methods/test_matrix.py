@@ -126,7 +126,7 @@ def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcom
 
     def look(event: str, values: dict[str, Any]) -> None:
         state = list(tensors(learner.method.state_dict()))
-        held.append((sum(tensor.nbytes for tensor in state), sum(learner.method.bytes().values())))
+        held.append((sum(tensor.nbytes for tensor in state), sum(learner.method.count_bytes().values())))
         images.append(any(tensor.shape[1:] == IMAGE for tensor in state))
         if event == "epoch" and values["epoch"] == 2:
             stopped.append(path.with_name(f"{path.name}-stopped-{len(stopped)}"))
@@ -213,7 +213,7 @@ def test_examples_are_kept_by_methods_that_say_so_and_by_no_other(
 ) -> None:
     method, case = request.node.callspec.params["outcome"]
     if case not in ("lenet", "resnet18"):  # of digits it cannot be told what is an example and what a weight
-        assert "data" not in outcome.learner.method.bytes() or METHODS[method].keeps_data
+        assert "data" not in outcome.learner.method.count_bytes() or METHODS[method].keeps_data
         return
     # What learns all tasks at once has their data from the loop.
     assert any(outcome.images) == (METHODS[method].keeps_data and not METHODS[method].trains_jointly)

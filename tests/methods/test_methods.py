@@ -89,13 +89,13 @@ def test_a_method_goes_on_from_its_state_to_the_bit(name: str) -> None:
         consolidate(method, 1)
     for key, value in whole.network.state_dict().items():
         assert torch.equal(value, resumed.network.state_dict()[key]), key
-    assert whole.bytes() == resumed.bytes()
-    assert whole.free() == resumed.free()
+    assert whole.count_bytes() == resumed.count_bytes()
+    assert whole.measure_free() == resumed.measure_free()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_inference_uses_the_network_alone(name: str) -> None:
-    assert made(name).capacity() == 100
+    assert made(name).compute_capacity() == 100
 
 
 def test_finetuning_is_plain_sgd_and_keeps_nothing() -> None:
@@ -109,7 +109,7 @@ def test_finetuning_is_plain_sgd_and_keeps_nothing() -> None:
     for key, value in plain.network.state_dict().items():
         assert torch.equal(value, method.network.state_dict()[key]), key
     consolidate(method, 0)
-    assert (method.state_dict(), method.bytes(), method.free()) == ({}, {}, {})
+    assert (method.state_dict(), method.count_bytes(), method.measure_free()) == ({}, {}, {})
 
 
 def test_gpm_takes_no_step_along_what_it_holds_and_sgp_a_smaller_one() -> None:
@@ -136,8 +136,8 @@ def test_heads_stay_free() -> None:
     method = made("gpm", threshold=1.0)
     train(method, 0)
     consolidate(method, 0)
-    assert method.free().keys() == {"hidden.0", "hidden.1"}
-    assert made("gpm", exclude=()).free().keys() == {"hidden.0", "hidden.1", "heads.0", "heads.1"}
+    assert method.measure_free().keys() == {"hidden.0", "hidden.1"}
+    assert made("gpm", exclude=()).measure_free().keys() == {"hidden.0", "hidden.1", "heads.0", "heads.1"}
 
 
 def test_sgp_with_infinite_alpha_is_gpm_to_the_bit() -> None:
@@ -148,8 +148,8 @@ def test_sgp_with_infinite_alpha_is_gpm_to_the_bit() -> None:
             consolidate(method, task)
     for key, value in gpm.network.state_dict().items():
         assert torch.equal(value, sgp.network.state_dict()[key]), key
-    assert gpm.bytes() == sgp.bytes()
-    assert gpm.free() == sgp.free()
+    assert gpm.count_bytes() == sgp.count_bytes()
+    assert gpm.measure_free() == sgp.measure_free()
 
 
 def test_bytes_are_those_of_the_bases_and_one_number_each() -> None:
@@ -161,17 +161,17 @@ def test_bytes_are_those_of_the_bases_and_one_number_each() -> None:
     # A bias is one more input that is always 1.
     ranks = {name: space.basis.shape[-1] for name, space in gpm.memory.subspaces.items()}
     bases = 4 * (ranks["hidden.0"] * (12 + 1) + ranks["hidden.1"] * (16 + 1))
-    assert gpm.bytes() == {"bases": bases}
-    assert sgp.bytes() == {"bases": bases, "importances": 4 * sum(ranks.values())}
+    assert gpm.count_bytes() == {"bases": bases}
+    assert sgp.count_bytes() == {"bases": bases, "importances": 4 * sum(ranks.values())}
 
 
 def test_the_free_share_shrinks_with_every_task() -> None:
     method = made("gpm")
-    shares = [method.free()]
+    shares = [method.measure_free()]
     for task in (0, 1):
         train(method, task)
         consolidate(method, task)
-        shares.append(method.free())
+        shares.append(method.measure_free())
     for layer in ("hidden.0", "hidden.1"):
         first, second, third = (share[layer] for share in shares)
         assert 1 == first > second > third > 0
@@ -216,7 +216,7 @@ def test_a_nearly_full_layer_is_no_warning_in_a_run() -> None:
     torch.manual_seed(0)
     full = [(torch.randn(60, WIDTHS[0]), torch.zeros(60, dtype=torch.long))]
     method.consolidate(full, lambda batch: method.network(batch[0], 0)[:, 0])
-    assert method.free()["hidden.0"] < 0.05
+    assert method.measure_free()["hidden.0"] < 0.05
 
 
 @pytest.mark.parametrize(

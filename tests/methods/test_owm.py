@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch, Moment
-from sgp.methods.owm import OWM, OWMSettings, shrink
+from sgp.methods.owm import OWM, OWMSettings, shrink_projector
 from sgp.networks import MLP, AlexNet, LeNet, ResNet18
 
 IMAGE = (3, 32, 32)
@@ -32,8 +32,8 @@ def batches_of(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> li
 
 def learn(method: OWM, head: int, batches: list[Batch], *, epochs: int = 1, lr: float = 0.1) -> None:
     torch.manual_seed(head)
-    method.begin(head, batches)
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.begin_task(head, batches)
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
     steps = epochs * len(batches)
@@ -43,7 +43,7 @@ def learn(method: OWM, head: int, batches: list[Batch], *, epochs: int = 1, lr: 
 
 def consolidate(method: OWM, head: int, batches: list[Batch]) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], head), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], head), batch[1], reduction="none")
 
     method.consolidate(batches, log_likelihood)
 
@@ -62,8 +62,8 @@ def test_all_rows_at_once_are_one_after_another_and_the_closed_form(count: int) 
     alpha, d = 0.03, 7
     rows = torch.randn(2, count, d, dtype=torch.float64)
     projector = torch.eye(d, dtype=torch.float64).repeat(2, 1, 1)
-    shrink(projector, rows[:, : count // 2], alpha)
-    shrink(projector, rows[:, count // 2 :], alpha)
+    shrink_projector(projector, rows[:, : count // 2], alpha)
+    shrink_projector(projector, rows[:, count // 2 :], alpha)
     for group in (0, 1):
         a = rows[group].T
         closed = alpha * torch.linalg.inv(a @ a.T + alpha * torch.eye(d, dtype=torch.float64))
@@ -142,7 +142,7 @@ def test_a_step_is_the_gradient_times_the_projector_whichever_of_them_is_made_fi
     net: Any = method.network
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
     inputs, labels = (torch.cat(parts)[:rows] for parts in zip(*batches_of(1), strict=True))
-    assert list(method._wide(rows=rows)) == (["hidden.0", "hidden.1"] if rows == 4 else [])
+    assert list(method._find_wide(rows=rows)) == (["hidden.0", "hidden.1"] if rows == 4 else [])
     net.zero_grad(set_to_none=True)
     F.cross_entropy(net(inputs, 1), labels).backward()  # type: ignore[no-untyped-call]
     plain = {name: value.grad for name, value in net.named_parameters()}
@@ -176,7 +176,7 @@ def test_a_weight_that_several_calls_or_layers_use_has_the_gradient_of_all_of_th
     method = made(Tied(), alpha_start=1e9, alpha_decay=1.0, clip_norm=math.inf)  # projectors that change nothing
     consolidate(method, 0, batches_of(0))
     inputs, labels = batches_of(0)[0]
-    assert list(method._wide(rows=len(labels))) == ["twice"]
+    assert list(method._find_wide(rows=len(labels))) == ["twice"]
     F.cross_entropy(method.network(inputs, 0), labels).backward()  # type: ignore[no-untyped-call]
     plain = {name: p.grad for name, p in method.network.named_parameters()}
     method.step((inputs, labels), 0, Moment(0, 0.0, 0.0), torch.optim.SGD(method.network.parameters(), lr=0.0))
@@ -243,17 +243,17 @@ def test_it_works_on_convolutions_and_residual_networks(network: Any, update: st
         own = dict(method.network.named_parameters())
         assert all(torch.equal(value, own[name]) == bool(task) for name, value in norms.items())
         assert all(bool(p.isfinite().all()) for p in own.values())
-        assert all(0 <= share < 1 for share in method.free().values())
-    assert method.statistics == "each"
+        assert all(0 <= share < 1 for share in method.measure_free().values())
+    assert method.norm_statistics == "per-task"
     wide = {"LeNet": 2 * 3200**2, "AlexNet": 2 * 2048**2, "ResNet18": 2 * 1440**2}[network.__name__]
-    assert method.bytes() == {"projectors": sum(8 * p.numel() for p in method.projectors.values())}
-    assert method.bytes()["projectors"] >= 4 * wide
+    assert method.count_bytes() == {"projectors": sum(8 * p.numel() for p in method.projectors.values())}
+    assert method.count_bytes()["projectors"] >= 4 * wide
 
 
 def test_a_shared_head_has_a_projector_and_heads_of_single_tasks_have_none() -> None:
-    assert made().free() == {"hidden.0": 1, "hidden.1": 1}
+    assert made().measure_free() == {"hidden.0": 1, "hidden.1": 1}
     shared = made(MLP((12, 16, 8), (3,)), exclude=())
-    assert shared.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert shared.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
 
 
 def test_groups_have_a_projector_each() -> None:

@@ -47,8 +47,8 @@ def batch_of(task: int, shape: tuple[int, ...] = (12,), classes: int | None = No
 def learn(method: PNN, head: int, batch: Batch, *, steps: int = 2, lr: float = 0.01) -> None:
     """A task in the way of the loop."""
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = method.optimizer(torch.optim.SGD, lr)
+    method.begin_task(head, [batch])
+    optimizer = method.build_optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     method.network.train()
     for _ in range(steps):
@@ -59,7 +59,7 @@ def learn(method: PNN, head: int, batch: Batch, *, steps: int = 2, lr: float = 0
 @torch.no_grad()
 def answers(method: PNN, head: int, inputs: Tensor) -> Tensor:
     method.network.eval()
-    return method.logits(inputs, head)
+    return method.compute_logits(inputs, head)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -164,12 +164,12 @@ def test_capacity_counts_all_columns_against_the_network_with_all_its_heads() ->
     network = 12 * 16 + 16 + 16 * 8 + 8 + 8 * 5 + 5
     learn(method, 0, batch_of(0))
     first = 12 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3
-    assert method.capacity() == pytest.approx(100 * first / network)
+    assert method.compute_capacity() == pytest.approx(100 * first / network)
     learn(method, 1, batch_of(1))
     own = 12 * 8 + 8 + 8 * 4 + 4 + 4 * 2 + 2
     lateral = (8 * 4 + 8 * 8 + 1) + (4 * 2 + 4 * 4 + 1)
-    assert method.capacity() == pytest.approx(100 * (first + own + lateral) / network)
-    assert method.bytes() == {"columns": 4 * (first + own + lateral)}
+    assert method.compute_capacity() == pytest.approx(100 * (first + own + lateral) / network)
+    assert method.count_bytes() == {"columns": 4 * (first + own + lateral)}
 
 
 def test_the_smallest_width_leaves_one_unit() -> None:
@@ -193,7 +193,7 @@ def test_weights_start_as_those_of_the_network_do() -> None:
     torch.manual_seed(0)
     method = made(LeNet(heads=CLASSES), column_width=0.5)
     for task in range(2):
-        method.begin(task, [batch_of(task, IMAGE)])
+        method.begin_task(task, [batch_of(task, IMAGE)])
     for size in method._sizes[1][1:-1]:
         wide = method.network.get_submodule(size.name).weight.flatten(start_dim=1)  # type: ignore[union-attr, operator]
         layer = method.columns[1].get_submodule(size.name)
@@ -224,7 +224,7 @@ def test_columns_are_built_again_from_a_state(kind: str) -> None:
     other = small(kind)
     other.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     other.load_state_dict(method.state_dict())
-    other.trained.load_state_dict(method.trained.state_dict())
+    other.trained_module.load_state_dict(method.trained_module.state_dict())
     inputs, _ = batch_of(0, shape)
     for task in range(2):
         assert torch.equal(answers(other, task, inputs), answers(method, task, inputs))
@@ -261,7 +261,7 @@ class Odd(nn.Module):
 )
 def test_networks_without_columns_are_refused_by_name(network: nn.Module, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(TypeError, match=words):
-        made(network, exclude=()).begin(0, [batch_of(0, shape)])
+        made(network, exclude=()).begin_task(0, [batch_of(0, shape)])
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,9 @@ def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float]) -
 def test_learning_goes_down_the_loss() -> None:
     method, batch = small(column_width=0.5), batch_of(1)
     learn(method, 0, batch_of(0))
-    method.begin(1, [batch])
+    method.begin_task(1, [batch])
     before = F.cross_entropy(answers(method, 1, batch[0]), batch[1])
-    optimizer = method.optimizer(torch.optim.SGD, 0.3)
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.3)
     for _ in range(60):
         method.step(batch, 1, Moment(0, 0.0, 0.0), optimizer)
     assert F.cross_entropy(answers(method, 1, batch[0]), batch[1]) < 0.7 * before

@@ -25,7 +25,7 @@ def test_old_answers_do_not_change_by_one_bit(kind: str) -> None:
         assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
         consolidate(method, task, shape)
         before.append(answers(method, task, shape))
-    assert method.now() != method.sizes["0"]
+    assert method.count_units() != method.sizes["0"]
     assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
 
 
@@ -41,10 +41,10 @@ def test_a_method_goes_on_from_its_state_to_the_bit(kind: str) -> None:
     for method in (whole, resumed):
         learn(method, 2, shape)
         consolidate(method, 2, shape)
-    assert resumed.now() == whole.now()
+    assert resumed.count_units() == whole.count_units()
     for task in range(3):
         assert torch.equal(answers(resumed, task, shape), answers(whole, task, shape))
-    assert (resumed.capacity(), resumed.bytes()) == (whole.capacity(), whole.bytes())
+    assert (resumed.compute_capacity(), resumed.count_bytes()) == (whole.compute_capacity(), whole.count_bytes())
 
 
 def test_a_task_moves_its_new_parts_and_its_head_alone() -> None:
@@ -54,8 +54,8 @@ def test_a_task_moves_its_new_parts_and_its_head_alone() -> None:
     before = {name: each.detach().clone() for name, each in method.network.named_parameters()}
     learn(method, 1)
     now = dict(method.network.named_parameters())
-    assert method.now()["hidden.0"] > 16
-    assert method.now()["hidden.1"] > 8
+    assert method.count_units()["hidden.0"] > 16
+    assert method.count_units()["hidden.1"] > 8
     assert torch.equal(now["hidden.0.weight"][:16], before["hidden.0.weight"])
     assert torch.equal(now["hidden.0.bias"][:16], before["hidden.0.bias"])
     assert torch.equal(now["hidden.1.weight"][:8, :16], before["hidden.1.weight"])
@@ -70,9 +70,9 @@ def test_published_weights_into_deep_units_stay_as_they_were_drawn(deep_units: A
     consolidate(method, 0)
     learn(method, 1, steps=0)
     drawn = {name: each.detach().clone() for name, each in method.network.named_parameters()}
-    assert method.now()["hidden.0"] > 16
-    assert method.now()["hidden.1"] > 8
-    optimizer = method.optimizer(torch.optim.SGD, 0.1)
+    assert method.count_units()["hidden.0"] > 16
+    assert method.count_units()["hidden.1"] > 8
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.1)
     for _ in range(3):
         method.step(batch_of(1), 1, Moment(0, 0.0, 0.0), optimizer)
     now = dict(method.network.named_parameters())
@@ -88,14 +88,14 @@ def test_the_trial_of_the_best_reward_is_kept(monkeypatch: pytest.MonkeyPatch) -
     accuracies, tried = iter([0.2, 0.4, 0.9, 0.9, 0.1]), []
 
     def accuracy(*args: object) -> float:
-        tried.append((method.now(), {k: v.clone() for k, v in method.network.state_dict().items()}))
+        tried.append((method.count_units(), {k: v.clone() for k, v in method.network.state_dict().items()}))
         return next(accuracies)
 
-    monkeypatch.setattr(method, "_accuracy", accuracy)
+    monkeypatch.setattr(method, "_compute_accuracy", accuracy)
     learn(method, 1, steps=0)
     assert len({tuple(sizes.values()) for sizes, _ in tried}) > 2
     sizes, weights = tried[2]  # the first of the best
-    assert method.now() == sizes
+    assert method.count_units() == sizes
     assert all(torch.equal(tensor, weights[name]) for name, tensor in method.network.state_dict().items())
     # Each began where the task before had ended.
     for _, weights in tried:
@@ -109,12 +109,12 @@ def test_units_cost_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def accuracy(*args: object) -> float:
-        tried.append(sum(method.now().values()))
+        tried.append(sum(method.count_units().values()))
         return 0.5
 
-    monkeypatch.setattr(method, "_accuracy", accuracy)
+    monkeypatch.setattr(method, "_compute_accuracy", accuracy)
     learn(method, 1, steps=0)
-    assert sum(method.now().values()) == min(tried) < max(tried)
+    assert sum(method.count_units().values()) == min(tried) < max(tried)
 
 
 def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytes
     consolidate(method, 0)
     used = {}
     monkeypatch.setattr(method, "_train", lambda examples, *rest: used.update(trained=examples))
-    monkeypatch.setattr(method, "_accuracy", lambda examples, size: used.update(judged=examples) or 0.5)
+    monkeypatch.setattr(method, "_compute_accuracy", lambda examples, size: used.update(judged=examples) or 0.5)
     learn(method, 1, steps=0)
     assert (len(used["trained"][1]), len(used["judged"][1])) == (9, 3)
     together = torch.cat([used["judged"][0], used["trained"][0]])
@@ -156,23 +156,23 @@ def test_the_most_units_may_be_given_by_layer() -> None:
     learn(method, 0)
     consolidate(method, 0)
     learn(method, 1)
-    assert method.now()["hidden.0"] == 16
-    assert 8 <= method.now()["hidden.1"] <= 11
+    assert method.count_units()["hidden.0"] == 16
+    assert 8 <= method.count_units()["hidden.1"] <= 11
 
 
 def test_capacity_counts_body_and_heads_with_the_units_of_their_time() -> None:
     method = made(trials=1)
     base = sum(each.numel() for each in method.network.parameters())
-    assert method.capacity() == 100
+    assert method.compute_capacity() == 100
     learn(method, 0)
     consolidate(method, 0)
-    assert method.capacity() == 100
+    assert method.compute_capacity() == 100
     learn(method, 1)
     consolidate(method, 1)
-    one, two = method.now().values()
+    one, two = method.count_units().values()
     body = one * 12 + one + two * one + two
     heads = (3 * 8 + 3) + (2 * two + 2) + (4 * 8 + 4)  # of its time, of now, as built
-    assert method.capacity() == pytest.approx(100 * (body + heads) / base)
+    assert method.compute_capacity() == pytest.approx(100 * (body + heads) / base)
 
 
 def test_tasks_that_share_a_head_have_a_copy_each_and_it_counts() -> None:
@@ -181,10 +181,10 @@ def test_tasks_that_share_a_head_have_a_copy_each_and_it_counts() -> None:
     for task in (0, 1):
         learn(method, task)
         consolidate(method, task)
-    one, two = method.now().values()
+    one, two = method.count_units().values()
     body = one * 12 + one + two * one + two
-    assert method.capacity() == pytest.approx(100 * (body + (4 * 8 + 4) + (4 * two + 4)) / base)
-    assert method.bytes() == {"of each task": 4 * ((4 * 8 + 4) + (4 * two + 4))}
+    assert method.compute_capacity() == pytest.approx(100 * (body + (4 * 8 + 4) + (4 * two + 4)) / base)
+    assert method.count_bytes() == {"of each task": 4 * ((4 * 8 + 4) + (4 * two + 4))}
 
 
 def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> None:

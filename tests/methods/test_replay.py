@@ -33,7 +33,7 @@ def batch(seed: int) -> Batch:
 
 def learned(method: Any, head: int) -> None:
     """A task of one batch is learned in one step."""
-    method.begin(head, [batch(head)])
+    method.begin_task(head, [batch(head)])
     optimizer = SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
     method.step(batch(head), head, NOW, optimizer)
@@ -42,10 +42,10 @@ def learned(method: Any, head: int) -> None:
 @pytest.mark.parametrize(("name", "sizes"), [("er", [16]), ("fs-dgpm", [16]), ("a-gem", [8, 8]), ("der", [8, 8])])
 def test_passes_are_what_a_step_runs_through_the_network(name: str, sizes: list[int]) -> None:
     method = made(name)
-    assert [len(inputs) for inputs, _ in method.passes(batch(0), 0)] == [8]  # nothing is kept yet
+    assert [len(inputs) for inputs, _ in method.get_passes(batch(0), 0)] == [8]  # nothing is kept yet
     learned(method, 0)
     seen: list[Tensor] = []
-    passes = method.passes(batch(1), 1)
+    passes = method.get_passes(batch(1), 1)
     inputs = torch.cat([inputs for inputs, _ in passes])
     heads = torch.cat([torch.as_tensor(head).expand(len(inputs)) for inputs, head in passes])
     assert [len(inputs) for inputs, _ in passes] == sizes
@@ -64,7 +64,7 @@ def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypa
     from experiments.small import run, small
 
     estimated: list[list[tuple[Tensor, Any]]] = []
-    name = "sgp.experiments.supervised.estimate_statistics"
+    name = "sgp.experiments.norm_policy.estimate_statistics"
     monkeypatch.setattr(name, lambda _, passes: estimated.append(list(passes)) or {})
     for attempt in ("one", "two"):
         torch.manual_seed(ord(attempt[0]))  # whatever the random state outside of the run

@@ -23,7 +23,7 @@ class Point(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4))
 
-    def loss(self) -> Tensor:
+    def compute_loss(self) -> Tensor:
         return (CURVATURE * (self.weight - 1).square()).sum() / 2
 
 
@@ -37,7 +37,7 @@ def descend(method: SI, optimizer: torch.optim.Optimizer, steps: int, *, parts: 
     for _ in range(steps):
         optimizer.zero_grad()
         for _ in range(parts):
-            (model.loss() / parts).backward()
+            (model.compute_loss() / parts).backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -81,9 +81,9 @@ def test_the_penalty_is_no_part_of_omega(parts: int) -> None:
     method.consolidate([], lambda batch: batch[0])
     model = method.network
     assert isinstance(model, Point)
-    start = model.loss().item()
+    start = model.compute_loss().item()
     descend(method, optimizer, 300, parts=parts)
-    assert float(method.path["weight"].sum()) == pytest.approx(start - model.loss().item(), rel=0.02)
+    assert float(method.path["weight"].sum()) == pytest.approx(start - model.compute_loss().item(), rel=0.02)
 
 
 def test_importance_is_omega_over_the_squared_change_and_never_negative() -> None:
@@ -113,10 +113,10 @@ def test_the_gradient_that_is_added_is_that_of_the_penalty() -> None:
     with torch.no_grad():
         model.weight += 0.3
     omega, anchor = method.importance["weight"], method.anchor["weight"]
-    torch.testing.assert_close(method.penalty(), 0.5 * (omega * (model.weight - anchor).square()).sum())
-    (expected,) = torch.autograd.grad(model.loss() + method.penalty(), model.weight)
+    torch.testing.assert_close(method.compute_penalty(), 0.5 * (omega * (model.weight - anchor).square()).sum())
+    (expected,) = torch.autograd.grad(model.compute_loss() + method.compute_penalty(), model.weight)
     model.zero_grad()
-    model.loss().backward()
+    model.compute_loss().backward()
     torch.testing.assert_close(model.weight.grad, expected)
 
 
@@ -148,7 +148,7 @@ def test_heads_are_left_alone_and_bytes_are_those_of_the_state() -> None:
         method.consolidate([], lambda batch: batch[0])
         state = method.state_dict()
         tensors = [tensor for part in state.values() for tensor in part.values()]
-        assert sum(method.bytes().values()) == sum(tensor.nbytes for tensor in tensors) == 3 * 4 * (6 * 8 + 8)
+        assert sum(method.count_bytes().values()) == sum(tensor.nbytes for tensor in tensors) == 3 * 4 * (6 * 8 + 8)
         assert method.importance.keys() == {"hidden.0.weight", "hidden.0.bias"}
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the
 
 from experiments.small import events, of_kind, run, same_weights, small, stream_of, trace
 
-from sgp.experiments.supervised import build_network
+from sgp.experiments.networks import build_network
 from sgp.methods import METHODS, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.stl import STL
@@ -28,7 +28,7 @@ def train(method: STL, head: int, shape: tuple[int, ...] = (6,), classes: int = 
     """A few steps on noise."""
     torch.manual_seed(head)
     batch = torch.randn(8, *shape), torch.randint(classes, (8,))
-    method.begin(head, [batch])
+    method.begin_task(head, [batch])
     optimizer = torch.optim.SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
     method.network.train()
@@ -49,7 +49,7 @@ def test_every_task_begins_with_the_weights_that_the_network_had_at_first() -> N
     for head in range(3):
         train(method, head)
         assert any(not torch.equal(weight, first[name]) for name, weight in method.network.state_dict().items())
-        method.begin(head + 1, [])
+        method.begin_task(head + 1, [])
         assert all(torch.equal(weight, first[name]) for name, weight in method.network.state_dict().items())
 
 
@@ -61,7 +61,7 @@ def test_the_answers_for_a_task_never_change_once_it_is_learned() -> None:
         train(method, head)
         answers.append(method.network(inputs, head))
         for earlier, expected in enumerate(answers):
-            assert torch.equal(method.logits(inputs, earlier), expected)
+            assert torch.equal(method.compute_logits(inputs, earlier), expected)
     assert not torch.equal(method.network(inputs, 0), answers[0])
 
 
@@ -70,8 +70,8 @@ def test_a_task_that_comes_again_is_learned_anew() -> None:
     for head in (0, 1, 0):
         train(method, head)
     inputs = torch.randn(9, 6)
-    assert torch.equal(method.logits(inputs, 0), method.network(inputs, 0))
-    assert method.capacity() == 200
+    assert torch.equal(method.compute_logits(inputs, 0), method.network(inputs, 0))
+    assert method.compute_capacity() == 200
 
 
 @pytest.mark.parametrize("kind", ["split", "permuted"])
@@ -102,7 +102,7 @@ def test_the_weights_of_every_task_begin_as_the_seeds_network_also_after_a_resum
     assert isinstance(learner.method, STL)
     again = STL(MLP((64, 100, 100), (2, 2, 2)), NoSettings())  # with other weights
     again.load_state_dict(learner.method.state_dict())
-    again.begin(3, [])
+    again.begin_task(3, [])
     assert same_weights(again.network, build_network(config, stream_of(config)))
 
 
@@ -151,7 +151,7 @@ def test_networks_with_convolutions_answer_as_they_did_also_after_loading(build:
     train(method, 0, (3, 32, 32))
     expected = method.network(inputs, 0)
     train(method, 1, (3, 32, 32))
-    assert torch.equal(method.logits(inputs, 0), expected)
+    assert torch.equal(method.compute_logits(inputs, 0), expected)
     # As a file gives them back.
     state = method.state_dict()
     state["earlier"] = {
@@ -161,7 +161,7 @@ def test_networks_with_convolutions_answer_as_they_did_also_after_loading(build:
     again = made((2, 2), channels_last)
     again.load_state_dict(state)
     again.network.eval()
-    assert torch.equal(again.logits(inputs, 0), expected)
+    assert torch.equal(again.compute_logits(inputs, 0), expected)
     for name, weight in again.network.state_dict().items():  # another memory format might round otherwise
         assert again.state_dict()["earlier"]["0"][name].stride() == weight.stride()
 
@@ -174,7 +174,7 @@ def test_bytes_are_those_of_the_state() -> None:
         state = method.state_dict()
         groups = [state["first"], *state["earlier"].values()]
         sizes.append(sum(weight.nbytes for group in groups for weight in group.values()))
-        assert sum(method.bytes().values()) == sizes[-1]
+        assert sum(method.count_bytes().values()) == sizes[-1]
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
     assert METHODS["stl"] is STL
     assert not STL.keeps_data

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sgp.methods.gpm import LOT
+from sgp.methods.gpm import TEXTS_PER_BATCH
 from sgp.methods.sgp import SGP, SGPSettings
 
 
@@ -38,7 +38,7 @@ def taken_in(monkeypatch: pytest.MonkeyPatch, *, in_lots: bool, samples: int | d
     settings = SGPSettings(threshold=0.9, alpha=1.0, memory_samples=samples)
     method = SGP(network, settings, exclude=["heads"])
     if not in_lots:
-        monkeypatch.setattr(method, "_in_lots", lambda batches: batches)
+        monkeypatch.setattr(method, "_split_texts", lambda batches: batches)
     lengths = torch.randint(1, 20, (200,))
     tokens = torch.randint(1, 50, (200, 20)) * (torch.arange(20) < lengths.unsqueeze(1))
     labels = torch.zeros(200, dtype=torch.int64)
@@ -55,7 +55,7 @@ def test_a_memory_is_the_same_with_less_padding_computed(monkeypatch: pytest.Mon
     whole, lots = (taken_in(monkeypatch, in_lots=in_lots, samples=150) for in_lots in (False, True))
     seen = {each: each.network.lengths for each in (whole, lots)}
     assert seen[whole] == [19]
-    assert len(seen[lots]) == -(-150 // LOT)
+    assert len(seen[lots]) == -(-150 // TEXTS_PER_BATCH)
     assert seen[lots] == sorted(seen[lots])
     assert seen[lots][0] < 10
     for name, space in whole.memory.subspaces.items():

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import METHODS, Batch, Moment
-from sgp.methods.gpm import GPM, GPMSettings
-from sgp.methods.trgp import TRGP, Space, TRGPSettings, UnionMemory
+from sgp.methods.gpm import GPM, GPMSettings, get_matrices
+from sgp.methods.trgp import TRGP, Learned, Space, TRGPSettings, UnionMemory, compute_basis
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
@@ -42,8 +42,8 @@ def batches(task: int, shape: tuple[int, ...] = (WIDTHS[0],)) -> list[Batch]:
 def learn(method: TRGP, task: int, lots: list[Batch] | None = None, *, epochs: int = 4, lr: float = 0.1) -> None:
     """Train as the loop does, up to consolidation."""
     lots = lots or batches(task)
-    method.begin(task, lots)
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.begin_task(task, lots)
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
     for batch in lots * epochs:
@@ -53,7 +53,7 @@ def learn(method: TRGP, task: int, lots: list[Batch] | None = None, *, epochs: i
 
 def consolidate(method: TRGP, task: int, lots: list[Batch] | None = None) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], task), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], task), batch[1], reduction="none")
 
     method.consolidate(lots or batches(task), log_likelihood)
 
@@ -96,14 +96,14 @@ def test_without_a_trusted_task_trgp_takes_the_steps_of_gpm_to_the_bit() -> None
     for name, value in gpm.network.state_dict().items():
         assert torch.equal(value, trgp.network.state_dict()[name]), name
     inputs = batches(1)[0][0]
-    assert torch.equal(trgp.logits(inputs, 1), trgp.network(inputs, 1))
+    assert torch.equal(trgp.compute_logits(inputs, 1), trgp.network(inputs, 1))
 
 
 def test_no_task_trusted_at_all_is_a_setting() -> None:
     method = learned(2, trust_tasks=0)
     learn(method, 2)
     assert not method._regions
-    assert method.bytes()["scales"] == 0
+    assert method.count_bytes()["scales"] == 0
 
 
 class OneLayer(nn.Module):
@@ -139,7 +139,7 @@ def test_the_two_tasks_that_hold_most_of_the_gradient_are_trusted_if_they_hold_h
 ) -> None:
     method = TRGP(OneLayer(), TRGPSettings())
     lots = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
-    method.begin(0, lots)
+    method.begin_task(0, lots)
     consolidate(method, 0, [(torch.eye(4), torch.zeros(4, dtype=torch.long))])
     (space,) = method.memory.subspaces.values()
     # Bases are axes, though in some order; the tasks have some of them each.
@@ -147,8 +147,8 @@ def test_the_two_tasks_that_hold_most_of_the_gradient_are_trusted_if_they_hold_h
     nothing = torch.zeros(1, 4, 0)
     for head, mine in enumerate(([0], [1], [1, 2])):
         chosen = torch.tensor([[int(axis) in mine for axis in axes]])
-        method._learned[str(head)] = type(method._learned["0"])({"layer": Space(chosen, nothing)}, {})
-    method.begin(3, [(torch.tensor([gradient] * 5), torch.zeros(5, dtype=torch.long))])
+        method._learned[str(head)] = Learned(spaces={"layer": Space(chosen=chosen, outside=nothing)}, scales={})
+    method.begin_task(3, [(torch.tensor([gradient] * 5), torch.zeros(5, dtype=torch.long))])
     assert [region.head for region in method._regions.get("layer", [])] == trusted
 
 
@@ -157,17 +157,25 @@ def test_only_as_many_samples_are_asked_as_the_setting_says() -> None:
     consolidate_first(method)
     one, other = torch.eye(4)[[0]].repeat(2, 1), torch.eye(4)[[3]].repeat(50, 1)
     zero = torch.zeros(2, dtype=torch.long)
-    method.begin(1, [(one, zero), (other, torch.zeros(50, dtype=torch.long))])
+    method.begin_task(1, [(one, zero), (other, torch.zeros(50, dtype=torch.long))])
     assert list(method._regions) == ["layer"]
-    method.begin(1, [(other[:2], zero), (one, zero)])
+    method.begin_task(1, [(other[:2], zero), (one, zero)])
     assert not method._regions
 
 
 def consolidate_first(method: TRGP) -> None:
     """A first task along axis 0."""
     lots = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
-    method.begin(0, lots)
+    method.begin_task(0, lots)
     consolidate(method, 0, lots)
+
+
+def effective_weight(method: TRGP, name: str, head: int) -> tuple[Tensor, Tensor | None]:
+    """W_eff of a layer for a task as matrices [groups, out, inputs], and the bias that is protected with W."""
+    layer = method._layers[name]
+    weight, bias = get_matrices(layer, method._get_parameters(layer))
+    change, bias_change = method._compute_change(layer, method._get_regions(str(head)).get(name, []))
+    return weight + change, None if bias is None or bias_change is None else bias + bias_change
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -183,16 +191,16 @@ def test_the_effective_weight_is_that_of_the_dense_formula(bias: bool) -> None:
             Q = torch.eye(S.shape[1]).double() + region.scale[0].detach().double()
             assert float(region.scale.detach().norm()) > 1e-3
             dense += W @ S @ Q @ S.T - W @ S @ S.T
-        weight, offset = method.effective_weight(layer, 2)
+        weight, offset = effective_weight(method, layer, 2)
         found = weight[0] if offset is None else torch.cat([weight[0], offset[0].unsqueeze(1)], dim=1)
         assert torch.allclose(found.double(), dense, atol=1e-6)
     # The forward pass forms no such weight, and gives the same.
     inputs = batches(2)[0][0]
     x = inputs
     for number in range(2):
-        weight, offset = method.effective_weight(f"hidden.{number}", 2)
+        weight, offset = effective_weight(method, f"hidden.{number}", 2)
         x = F.linear(x, weight[0], None if offset is None else offset[0]).relu()
-    assert torch.allclose(method.logits(inputs, 2), method.network.heads(x, 2), atol=1e-5)
+    assert torch.allclose(method.compute_logits(inputs, 2), method.network.heads(x, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -225,41 +233,41 @@ def test_a_convolution_runs_with_the_effective_weight(groups: int) -> None:
         S = region.space.double()
         assert float(region.scale.detach().norm()) > 1e-4
         dense += blocks @ S @ region.scale.detach().double() @ S.mT
-    weight, offset = method.effective_weight("conv", 2)
+    weight, offset = effective_weight(method, "conv", 2)
     assert offset is not None
     found = torch.cat([weight, offset.unsqueeze(-1)], dim=-1)
     assert torch.allclose(found.double(), dense, atol=1e-6)
     inputs = batches(2, shape)[0][0]
     whole = F.conv2d(inputs, weight.reshape(conv.weight.shape), offset.flatten(), padding=1, groups=groups)
     heads: Any = method.network.get_submodule("heads")
-    assert torch.allclose(method.logits(inputs, 2), heads[2](whole.relu().mean((2, 3))), atol=1e-5)
+    assert torch.allclose(method.compute_logits(inputs, 2), heads[2](whole.relu().mean((2, 3))), atol=1e-5)
 
 
 def test_scales_start_at_the_identity_and_are_learned() -> None:
     method = learned(1)
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     inputs = batches(1)[0][0]
     assert method._regions
-    assert torch.equal(method.logits(inputs, 1), method.network(inputs, 1))
+    assert torch.equal(method.compute_logits(inputs, 1), method.network(inputs, 1))
     learn(method, 1)
     assert all(float(scale.detach().norm()) > 1e-3 for scale in method._scales.values())
-    assert not torch.allclose(method.logits(inputs, 1), method.network(inputs, 1), atol=1e-3)
+    assert not torch.allclose(method.compute_logits(inputs, 1), method.network(inputs, 1), atol=1e-3)
 
 
 def test_what_weights_do_in_a_trusted_space_is_constant_so_that_it_may_be_computed_once() -> None:
     constant, live = learned(2), learned(2)
     for method in (constant, live):
-        method.begin(2, batches(2))
+        method.begin_task(2, batches(2))
     for layer, regions in live._regions.items():  # W S in each step, with its part in the gradient
         live._regions[layer] = [type(region)(region.head, region.space, region.scale) for region in regions]
     for method in (constant, live):
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
         method.attach(optimizer)
         for batch in batches(2) * 10:
             method.step(batch, 2, NOW, optimizer)
     before = learned(2).network.state_dict()
-    for name, value in constant.trained.state_dict().items():
-        other = live.trained.state_dict()[name]
+    for name, value in constant.trained_module.state_dict().items():
+        other = live.trained_module.state_dict()[name]
         assert torch.allclose(value, other, atol=1e-5), name
         if name.startswith("network.hidden") and name.endswith("weight"):
             assert float((value - before[name.removeprefix("network.")]).norm()) > 1e-2
@@ -271,14 +279,14 @@ def test_each_task_keeps_its_own_scales_and_answers_as_it_did() -> None:
     for task in range(3):
         learn(method, task)
         consolidate(method, task)
-        answers.append(method.logits(torch.cat([x for x, _ in batches(task)]), task).detach())
-        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)].scales.items()}
+        answers.append(method.compute_logits(torch.cat([x for x, _ in batches(task)]), task).detach())
+        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)]["scales"].items()}
         assert bool(kept) == (task > 0)
         for old, answer in enumerate(answers):
             inputs = torch.cat([x for x, _ in batches(old)])
-            assert torch.allclose(method.logits(inputs, old), answer, atol=1e-4), (task, old)
-    assert method._learned["1"].scales["hidden.0"].keys() == {"0"}
-    assert method._learned["2"].scales["hidden.0"].keys() == {"0", "1"}
+            assert torch.allclose(method.compute_logits(inputs, old), answer, atol=1e-4), (task, old)
+    assert method._learned["1"]["scales"]["hidden.0"].keys() == {"0"}
+    assert method._learned["2"]["scales"]["hidden.0"].keys() == {"0", "1"}
     # The scales of one task mean nothing to another.
     inputs = torch.cat([x for x, _ in batches(2)])
     assert not torch.allclose(method.network(inputs, 2), answers[2], atol=1e-2)
@@ -298,9 +306,9 @@ def test_a_tasks_space_is_the_smallest_set_of_old_and_new_directions_that_reache
     assert grown.rank.tolist() == [5]
     axes = grown.basis[0].abs().argmax(dim=0).tolist()
     assert axes == [0, 1, 2, 3, 4]
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, False, True, True]]
-    assert torch.equal(space.basis(grown), grown.basis[..., [0, 3, 4]])
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, False, True, True]]
+    assert torch.equal(compute_basis(space, grown), grown.basis[..., [0, 3, 4]])
     # All that GPM asks is that old and new together reach it, to which weak old bases count too.
     gpm = start.grow(rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), threshold=0.94, alpha=math.inf)
     assert gpm.rank.tolist() == [5]
@@ -322,7 +330,7 @@ def test_old_bases_count_only_if_they_are_among_the_strongest() -> None:
     assert start.grow(rows(task), threshold=0.74, alpha=math.inf).rank.tolist() == [3]
     grown = memory.grow_bases(start, rows(task), 0.74)
     assert grown.rank.tolist() == [4]
-    assert memory._space_of[id(grown)][1].chosen.tolist() == [[False, False, True, True]]
+    assert memory._notes[id(grown)][1]["chosen"].tolist() == [[False, False, True, True]]
 
 
 def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected() -> None:
@@ -330,25 +338,25 @@ def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected
     memory.without_strongest = True
     start = memory.grow_bases(Subspace.empty(1, 6), rows([3.0, 2.0, 0, 0, 0, 0]), 1.0)
     assert start.rank.tolist() == [2]
-    assert memory._space_of[id(start)][1].outside.shape == (1, 6, 0)
+    assert memory._notes[id(start)][1]["outside"].shape == (1, 6, 0)
     grown = memory.grow_bases(start, rows([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
     assert grown.basis[0].abs().argmax(dim=0).tolist() == [0, 1, 3, 4]
     assert (grown.rank.tolist(), grown.importance.tolist()) == ([4], [[1.0, 1.0, 1.0, 1.0]])
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, True, True]]
-    assert space.basis(grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, True, True]]
+    assert compute_basis(space, grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
     # Where nothing is new, nothing is left out.
     same = memory.grow_bases(grown, rows([1.0, 0, 0, 1.0, 0, 0]), 0.9)
-    assert (same.rank.tolist(), memory._space_of[id(same)][1].outside.shape[-1]) == ([4], 0)
+    assert (same.rank.tolist(), memory._notes[id(same)][1]["outside"].shape[-1]) == ([4], 0)
 
 
 def test_in_reference_the_first_layer_decides_for_all() -> None:
     for scaling, expected in (("by-layer", {"hidden.1"}), ("by-first-layer", set())):
         method = learned(1, scaling=scaling)
-        spaces = method._learned["0"].spaces
-        nothing = torch.zeros_like(spaces["hidden.0"].chosen)
-        spaces["hidden.0"] = Space(nothing, spaces["hidden.0"].outside)
-        method.begin(1, batches(1))
+        spaces = method._learned["0"]["spaces"]
+        nothing = torch.zeros_like(spaces["hidden.0"]["chosen"])
+        spaces["hidden.0"] = Space(chosen=nothing, outside=spaces["hidden.0"]["outside"])
+        method.begin_task(1, batches(1))
         assert set(method._regions) == expected
 
 
@@ -359,7 +367,7 @@ def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the
     method = learned(1, representation=representation)
     learn(method, 1, epochs=20)
     inputs = torch.cat([x for x, _ in batches(1)])
-    answers = {"scaled": method.logits(inputs, 1).detach(), "plain": method.network(inputs, 1).detach()}
+    answers = {"scaled": method.compute_logits(inputs, 1).detach(), "plain": method.network(inputs, 1).detach()}
     assert float((answers["scaled"] - answers["plain"]).norm()) > 0.1
     seen: list[Tensor] = []
     handle = method.network.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
@@ -367,27 +375,27 @@ def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the
     handle.remove()
     torch.testing.assert_close(torch.cat(seen), answers[representation])
     # The task itself is answered with its scales, whatever its bases were found from.
-    torch.testing.assert_close(method.logits(inputs, 1), answers["scaled"])
-    assert method._learned["1"].scales.keys() == {"hidden.0", "hidden.1"}
+    torch.testing.assert_close(method.compute_logits(inputs, 1), answers["scaled"])
+    assert method._learned["1"]["scales"].keys() == {"hidden.0", "hidden.1"}
 
 
 def test_an_update_of_the_memory_that_fails_leaves_the_scales_of_the_task() -> None:
     method = learned(1, representation="plain")
     learn(method, 1)
     inputs = batches(1)[0][0]
-    before = method.logits(inputs, 1)
+    before = method.compute_logits(inputs, 1)
 
     def fail(batch: Batch) -> Tensor:
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         method.consolidate(batches(1), fail)
-    assert torch.equal(method.logits(inputs, 1), before)
+    assert torch.equal(method.compute_logits(inputs, 1), before)
 
 
 def test_layers_that_are_not_to_be_scaled_are_not() -> None:
     method = learned(1, unscaled="hidden.0")
-    method.begin(1, batches(1))
+    method.begin_task(1, batches(1))
     assert set(method._regions) == {"hidden.1"}
     with pytest.raises(ValueError, match="unscaled: the pattern 'fc' matches no module"):
         made(unscaled="fc")
@@ -407,37 +415,37 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
         learn(method, 2)
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
     assert resumed._regions.keys() == whole._regions.keys() != set()
     for method in (whole, resumed):
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
         method.attach(optimizer)
         for batch in batches(2):
             method.step(batch, 2, NOW, optimizer)
         consolidate(method, 2)
         learn(method, 3)
         consolidate(method, 3)
-    for name, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[name]), name
+    for name, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
     for task in range(4):
         inputs = batches(task)[0][0]
-        assert torch.equal(whole.logits(inputs, task), resumed.logits(inputs, task))
-    assert whole.bytes() == resumed.bytes()
+        assert torch.equal(whole.compute_logits(inputs, task), resumed.compute_logits(inputs, task))
+    assert whole.count_bytes() == resumed.count_bytes()
 
 
 def test_bytes_are_those_of_bases_spaces_and_scales() -> None:
     method = learned(3)
-    assert method.bytes()["regions"] == 0
-    spaces = [space for task in method._learned.values() for space in task.spaces.values()]
-    assert method.bytes()["spaces"] == sum(space.chosen.numel() for space in spaces)
-    ranks = {task: method._learned[task].spaces["hidden.0"].chosen.sum().item() for task in "01"}
-    other = {task: method._learned[task].spaces["hidden.1"].chosen.sum().item() for task in "01"}
+    assert method.count_bytes()["regions"] == 0
+    spaces = [space for task in method._learned.values() for space in task["spaces"].values()]
+    assert method.count_bytes()["spaces"] == sum(space["chosen"].numel() for space in spaces)
+    ranks = {task: method._learned[task]["spaces"]["hidden.0"]["chosen"].sum().item() for task in "01"}
+    other = {task: method._learned[task]["spaces"]["hidden.1"]["chosen"].sum().item() for task in "01"}
     # The second task may trust one, the third two.
     expected = sum(4 * count**2 for count in (ranks["0"], other["0"], *ranks.values(), *other.values()))
-    assert method.bytes()["scales"] == expected
-    assert method.bytes()["bases"] == sum(space.basis.nbytes for space in method.memory.subspaces.values())
-    method.begin(3, batches(3))
-    assert method.bytes()["regions"] > 0
+    assert method.count_bytes()["scales"] == expected
+    assert method.count_bytes()["bases"] == sum(space.basis.nbytes for space in method.memory.subspaces.values())
+    method.begin_task(3, batches(3))
+    assert method.count_bytes()["regions"] > 0
 
 
 @pytest.mark.parametrize("kind", [LeNet, ResNet18])
@@ -453,7 +461,7 @@ def test_it_works_on_networks_with_convolutions(kind: type[nn.Module]) -> None:
             assert all(torch.isfinite(scale).all() for scale in method._scales.values())
             assert any(float(scale.detach().norm()) > 0 for scale in method._scales.values())
         consolidate(method, task, lots)
-    assert torch.isfinite(method.logits(lots[0][0], 1)).all()
+    assert torch.isfinite(method.compute_logits(lots[0][0], 1)).all()
 
 
 def test_norm_layers_stay_or_go_on_as_the_setting_says() -> None:
@@ -471,7 +479,7 @@ def test_norm_layers_stay_or_go_on_as_the_setting_says() -> None:
 def test_it_is_registered() -> None:
     assert METHODS["trgp"] is TRGP
     assert not TRGP.keeps_data
-    assert made().capacity() == 100
+    assert made().compute_capacity() == 100
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.methods.fisher import fisher_of_samples
+from sgp.methods.fisher import compute_sample_fisher
 from sgp.networks.actor_critic import ActorCritic
 from sgp.projection.layer_types import get_layer_type
 from sgp.rl.patches import CornerConv2d, use_corner_patches
@@ -66,7 +66,7 @@ def test_a_fisher_information_is_not_misled_by_them() -> None:
     batches = [(torch.randn(5, 1, 12, 12), torch.tensor([0, 1, 0, 1, 1]))]
 
     def fisher() -> dict[str, torch.Tensor]:
-        return fisher_of_samples(
+        return compute_sample_fisher(
             model,
             dict(model.named_parameters()),
             batches,

@@ -1,70 +1,27 @@
-"""EWC (Kirkpatrick et al., PNAS 2017): parameters are held where they were, by their Fisher information."""
+"""EWC (Kirkpatrick et al., PNAS 2017): a penalty on the change of parameters, weighted by Fisher information."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.fisher import fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
-from sgp.methods.method import Batch, check_choices
+from sgp.methods.fisher import compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
+from sgp.methods.method import Batch, sum_bytes
 from sgp.methods.quadratic import Quadratic
+from sgp.methods.settings.ewc import EWCFacts, EWCSettings
 
 
-@dataclass(frozen=True)
-class EWCSettings:
-    """The penalty of EWC and how its Fisher information is found."""
+class EWC(EWCFacts, Quadratic[EWCSettings]):
+    """Quadratic penalty whose importances are the Fisher information of earlier tasks."""
 
-    strength: float = 5000.0
-    """Lambda of the penalty lambda / 2 sum F (theta - theta*)^2, at least 0."""
-    fisher: Literal["sample", "batch"] = "sample"
-    """Square the gradient of each example, or of each batch as in the published code. The batch form is smaller, by up
-    to fisher_batch times."""
-    fisher_labels: Literal["true", "drawn"] = "true"
-    """Of the data, or drawn from the network's own answer."""
-    fisher_batch: int = 64
-    """How many examples run through the network at once for it, at least 1."""
-    fisher_mode: Literal["eval", "train"] = "eval"
-    """Of the network meanwhile; train has dropout on, as published."""
-    merge: Literal["separate", "online", "mean"] = "separate"
-    """separate: each task has its Fisher information and its anchor. online: Fisher informations are added up, and the
-    anchor is the last task's. mean: as online, with their mean over tasks, as published."""
-    decay: float = 1.0
-    """online: what the sum is multiplied by at each task before the new one is added, in [0, 1]."""
-
-    penalty_step: Literal["implicit", "explicit"] = "implicit"
-    """implicit: steps have the penalty's gradient at their end, which is stable at any strength. explicit: at their
-    start, as usual."""
-    clip_norm: float = math.inf
-    """Largest norm of the gradient of all parameters, penalty included, above 0; inf does not clip. The published code
-    has 100, which keeps explicit steps finite."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
-        if self.fisher_batch < 1:
-            raise ValueError(f"fisher_batch must be at least 1, got {self.fisher_batch}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {self.decay}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-
-
-class EWC(Quadratic[EWCSettings]):
-    """A quadratic penalty whose importances are Fisher informations."""
-
-    name = "ewc"
-    description = "elastic weight consolidation: a penalty on change, weighted by Fisher information"
-    Settings: ClassVar[type[EWCSettings]] = EWCSettings
+    state_names = ("tasks",)
 
     def __init__(self, network: nn.Module, settings: EWCSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -73,10 +30,6 @@ class EWC(Quadratic[EWCSettings]):
     @property
     def stiffness(self) -> float:
         return self.settings.strength
-
-    @property
-    def implicit(self) -> bool:
-        return self.settings.penalty_step == "implicit"
 
     @property
     def consolidation_batch(self) -> int:
@@ -90,26 +43,26 @@ class EWC(Quadratic[EWCSettings]):
             self._handles.append(optimizer.register_step_pre_hook(clip))
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        parameters = self.held()
+        parameters = self.get_penalized()
         if self.settings.fisher_labels == "drawn":
-            log_likelihood = with_drawn_labels(self.network, log_likelihood)
-        with in_mode(self.network, training=self.settings.fisher_mode == "train"):
+            log_likelihood = use_drawn_labels(self.network, log_likelihood)
+        with preserve_state(self.network, training=self.settings.fisher_mode == "train"):
             if self.settings.fisher == "sample":
-                fisher = fisher_of_samples(self.network, parameters, batches, log_likelihood)
+                fisher = compute_sample_fisher(self.network, parameters, batches, log_likelihood)
             else:
-                fisher = fisher_of_batches(parameters, batches, log_likelihood)
+                fisher = compute_batch_fisher(parameters, batches, log_likelihood)
         with torch.no_grad():
             for name, parameter in parameters.items():
-                self._take_in(name, parameter.detach().clone(), fisher[name])
+                self._merge(name, parameter.detach().clone(), fisher[name])
         self.tasks += 1
 
-    def _take_in(self, name: str, weights: Tensor, fisher: Tensor) -> None:
-        """Merge one parameter's Fisher information and anchor with those of the tasks before."""
+    def _merge(self, name: str, weights: Tensor, fisher: Tensor) -> None:
+        """Merge the Fisher information and anchor of one parameter with those of earlier tasks."""
         merge = self.settings.merge
         old = self.importance.get(name, torch.zeros_like(fisher))
         if merge == "separate":
             # F (x - a)^2 + G (x - b)^2 = (F + G) (x - c)^2 + constant, with c the mean of a and b weighted by F and G.
-            # So one Fisher information and one anchor hold those of all tasks, exactly.
+            # So one Fisher information and one anchor represent all tasks exactly.
             total = old + fisher
             share = torch.where(total > 0, fisher / total, 1.0)
             anchor = self.anchor[name].lerp(weights, share) if name in self.anchor else weights
@@ -119,18 +72,8 @@ class EWC(Quadratic[EWCSettings]):
             total, anchor = (fisher + self.tasks * old) / (self.tasks + 1), weights
         self.importance[name], self.anchor[name] = total, anchor
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"tasks": self.tasks}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.tasks = state["tasks"]
-
-    def bytes(self) -> dict[str, int]:
-        return {
-            "fisher": sum(tensor.nbytes for tensor in self.importance.values()),
-            "anchors": sum(tensor.nbytes for tensor in self.anchor.values()),
-        }
+    def count_bytes(self) -> dict[str, int]:
+        return {"fisher": sum_bytes(self.importance), "anchors": sum_bytes(self.anchor)}
 
 
 def _clip_gradient(clip_norm: float, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,13 +1,10 @@
-"""Finetuning: one task after another with nothing done about forgetting, the floor of every comparison."""
+"""Finetuning: train on one task after another and do nothing about forgetting, the floor of every comparison."""
 
 from __future__ import annotations
 
 from sgp.methods.method import Method, NoSettings
+from sgp.methods.settings.finetune import FinetuneFacts
 
 
-class Finetune(Method[NoSettings]):
-    """Does nothing."""
-
-    name = "finetune"
-    description = "plain training of one task after another: the floor"
-    Settings = NoSettings
+class Finetune(FinetuneFacts, Method[NoSettings]):
+    """Method that changes nothing about training."""

@@ -1,4 +1,4 @@
-"""What a memory protects and what it does not, as data and as a table."""
+"""Protected, frozen and free parameters and the free capacity of a memory, as data and as a table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from sgp.projection.scan import NOT_TRAINED
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """One protected layer.
+    """Capacity of one protected layer.
 
     Attributes:
         layer: Name of the layer.
         bases: Number of its bases.
-        dimension: Largest possible number: the input dimension, with the constant input of a protected bias.
+        dimension: Largest possible number of bases: the input dimension, including the constant input of a protected
+            bias.
         blocked: Number of bases of importance 1.
         free: One minus the mean importance over all dimensions.
-        bytes: Bytes of bases and importances; a subspace that layers share counts with the first of them.
-        shares: Name of the layer whose subspace this is; None if it is the layer's own.
+        bytes: Bytes of bases and importances; a subspace that layers share is counted for the first of them.
+        shares: Name of the first layer that has the same subspace; None if this is the first one.
     """
 
     layer: str
@@ -43,13 +44,13 @@ class LayerCapacity:
 
 @dataclass(frozen=True)
 class Capacity:
-    """A whole memory.
+    """Capacity of a memory.
 
     Attributes:
         layers: Protected layers, in the model's order.
-        frozen: Parameter -> why it does not move after the first task.
-        free: Parameter -> why it moves without protection.
-        tied: Weight -> the modules that have it, where there are several. It is projected for the inputs of each.
+        frozen: Parameter -> why it does not change after the first task.
+        free: Parameter -> why it changes without protection.
+        tied: Tied weight -> its modules. It is projected for the inputs of each.
         two_sided: Tied weights that an embedding and an output layer use from both sides.
     """
 
@@ -66,7 +67,7 @@ class Capacity:
 
 
 def measure_capacity(protected: ProtectedModel) -> Capacity:
-    """Return what is protected of a model and how much room is left."""
+    """Return the protected, frozen and free parameters of a model and the free capacity of its layers."""
     scan = protected.scan
     statistics = [f"{name}.{leaf}" for name in scan.norm_modules for leaf in ("running_mean", "running_var")]
     tied = {weight: names for weight, names in find_owners(protected).items() if len(names) > 1}
@@ -104,7 +105,7 @@ def _measure_layers(layers: Iterable[ProtectedLayer]) -> list[LayerCapacity]:
 
 
 def find_owners(protected: ProtectedModel) -> dict[str, list[str]]:
-    """Return for each protected weight the modules that have it and for whose inputs it is protected."""
+    """Return for each protected weight its modules for whose inputs it is protected."""
     places: dict[int, list[str]] = {}
     for name, parameter in protected.model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name.rpartition(".")[0])
@@ -124,9 +125,9 @@ def _is_inside(name: str, module: str) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """A memory as a table, and every parameter that it does not protect with the reason.
+    """Table of the protected layers and of all other parameters with the reasons.
 
-    Print it, evaluate it in a notebook, or convert it with :meth:`to_dict`.
+    It can be printed, displayed in a notebook, or converted with :meth:`to_dict`.
     """
 
     capacity: Capacity
@@ -138,7 +139,7 @@ class Summary:
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=1000)
-        console.width = max(80, console.measure(self._make_table()).maximum)  # no name is broken
+        console.width = max(80, console.measure(self._make_table()).maximum)  # wide enough for every name
         with console.capture() as capture:
             console.print(self)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -161,7 +162,7 @@ class Summary:
         # A parameter that was never trained, such as the base of a LoRA, is not frozen by the memory.
         frozen = {name: why for name, why in capacity.frozen.items() if why != NOT_TRAINED}
         yield _list_reasons("Frozen after the first task", frozen)
-        yield _list_reasons("Not protected: moves freely, so what it does for old tasks drifts", capacity.free)
+        yield _list_reasons("Not protected: changes freely, so old tasks drift", capacity.free)
 
     def _make_table(self) -> Table:
         table = Table(
@@ -179,12 +180,12 @@ class Summary:
         table.add_section()
         table.add_row("total", str(len(self.capacity.layers)), "", "", "", format_bytes(self.capacity.bytes))
         if any(layer.shares for layer in self.capacity.layers):
-            table.caption = "shared: the bases of a layer above, which counts their bytes"
+            table.caption = "shared: uses the bases of a layer above, which counts their bytes"
         return table
 
 
 def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
-    """Return a row for each kind of layers: those whose names differ in numbers only."""
+    """Return a row for each kind of layers, whose names differ in numbers only."""
     kinds: dict[tuple[str, int, bool], list[LayerCapacity]] = {}
     for layer in capacity.layers:
         kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
@@ -202,18 +203,18 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
 
 
 def _generalize(name: str) -> str:
-    """Return a name with a star for each part that is a number."""
+    """Return a name with a star instead of each part that is a number."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def _merge_names(names: Sequence[str]) -> str:
-    """Return one name for several that differ in numbers only, with a star for each number that differs."""
+    """Return one name for names that differ in numbers only, with a star for each number that differs."""
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(values[0] if len(set(values)) == 1 else "*" for values in parts)
 
 
 def _count_kinds(names: Sequence[str]) -> list[str]:
-    """Return one name for those that differ in numbers only, with their count where there are several."""
+    """Return one name, with a count, for all names that differ in numbers only."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(_generalize(name), []).append(name)
@@ -229,7 +230,7 @@ def _list_names(title: str, names: Sequence[str]) -> Group:
 
 
 def _list_reasons(title: str, reasons: Mapping[str, str]) -> Group:
-    """Return parameters by reason; those whose names differ in numbers only are counted."""
+    """Return parameters by reason; names that differ in numbers only are counted."""
     if not reasons:
         return Group()
     by_reason: dict[str, list[str]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.collect import collect_inputs, count_samples, get_mask
-from sgp.projection.gram import STRIP, InputGram
+from sgp.projection.gram import STRIP
 from sgp.projection.layer import ProtectedLayer
 
-# FLOPs of a symmetric eigendecomposition with vectors over d^3, and of a thin SVD over n^2 d.
+# FLOPs of a symmetric eigendecomposition with vectors divided by d^3, and of a thin SVD divided by n^2 d.
 EIGH = 9
 SVD = 11
-# Dimension of the matrices that the speed of this machine is measured on.
+# Dimension of the matrices with which the speed of the machine is measured.
 PROBE = 384
 
 
@@ -26,10 +27,10 @@ class LayerPlan:
     """Cost of one Gram matrix.
 
     Attributes:
-        layers: Names of the layers that share it.
-        dimension: Length of its rows, with the constant input of a protected bias.
+        layers: Names of the layers that share the matrix.
+        dimension: Length of its rows, including the constant input of a protected bias.
         rows: Number of rows that will be added to it.
-        bytes: The most bytes that it takes.
+        bytes: Largest number of bytes that it takes.
         flops: FLOPs of its products.
         decomposition: FLOPs of its decomposition.
     """
@@ -49,9 +50,9 @@ class Plan:
     Attributes:
         layers: Cost of each Gram matrix.
         passes: Number of passes over the data.
-        bytes: The most bytes that the Gram matrices of one pass take, beside the model and its activations.
-        seconds: Estimate from the FLOPs and a short measurement on this machine. With a batch it contains the model's
-            own forward passes.
+        bytes: Largest number of bytes that the Gram matrices of one pass take, without the model and its activations.
+        seconds: Estimate from the FLOPs and a short measurement on this machine. With a batch it includes the forward
+            passes of the model.
     """
 
     layers: list[LayerPlan]
@@ -83,13 +84,16 @@ def plan_update(
     """Estimate the cost of an update.
 
     Args:
-        model: As in an update.
+        model: Protected model.
         passes: Protected layers by pass over the data.
         samples: Number of samples of each layer.
-        batch: Batch that shows how many rows each layer makes of a sample, and which layers share their input;
-            without it one row of each sample is counted, and the model's own work is not.
-        forward: As in an update.
-        mask: As in an update.
+        batch: Batch that shows how many rows a sample has in each layer, and which layers share their input. Without
+            it one row per sample is counted, and forward passes are not.
+        forward: As in ``memory.update``.
+        mask: As in ``memory.update``.
+
+    Returns:
+        The estimate.
     """
     layers = [layer for members in passes for layer in members]
     rows = {layer.name: float(samples[layer.name]) for layer in layers}
@@ -97,9 +101,12 @@ def plan_update(
     seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        for members in passes:  # as an update collects: layers of two passes do not share
+        everything, exact = dict.fromkeys(rows, None), dict.fromkeys(rows, False)
+        for members in passes:  # as in an update, layers of two passes do not share
             start = time.perf_counter()
-            grams = _collect_batch(model, batch, members, forward, mask)
+            grams = collect_inputs(
+                model, [batch], members, forward=forward, samples=everything, precise=exact, mask=mask
+            )
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:
@@ -112,25 +119,14 @@ def plan_update(
     plans = {name: _plan_layer(members, rows[name]) for name, members in sharing.items()}
     product, decomposition = _measure_speeds()
     seconds += sum(plan.decomposition for plan in plans.values()) / decomposition
-    if batch is None:  # a batch has been through model and products both
+    if batch is None:  # the time of a batch includes the products
         seconds += sum(plan.flops for plan in plans.values()) / product
     size_of_passes = [sum(plans[layer.name].bytes for layer in members if layer.name in plans) for members in passes]
     return Plan(list(plans.values()), len(passes), max(size_of_passes), seconds)
 
 
-def _collect_batch(
-    model: nn.Module,
-    batch: Any,
-    layers: Sequence[ProtectedLayer],
-    forward: Callable[[Any], Any] | None,
-    mask: Callable[[Any], Tensor | None] | None,
-) -> dict[str, InputGram]:
-    everything, exact = {layer.name: None for layer in layers}, {layer.name: False for layer in layers}
-    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, precise=exact, mask=mask)
-
-
 def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
-    """Estimate the cost of one Gram matrix and its decomposition."""
+    """Return the estimated cost of one Gram matrix and its decomposition."""
     names, groups, dimension = [layer.name for layer in layers], layers[0].groups, layers[0].dimension
     if layers[0].layer_type.is_lookup:
         return LayerPlan(names, dimension, round(rows), 8 * dimension, 0.0, 0.0)
@@ -142,17 +138,12 @@ def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
 
 
 def _measure_speeds() -> tuple[float, float]:
-    """Return the FLOPs a second of products in float32 and of decompositions in float64, on this machine, now."""
+    """Return the FLOPs per second of products in float32 and of decompositions in float64 on this machine."""
     probe = torch.eye(PROBE, device="cpu") + 1.0 / PROBE
     product = 2.0 * PROBE**3 / _time_work(lambda: probe @ probe)
     return product, EIGH * PROBE**3 / _time_work(lambda: torch.linalg.eigh(probe.double()))
 
 
 def _time_work(work: Callable[[], object]) -> float:
-    """Return the shorter time of two runs: the first one warms up."""
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Return the shorter time of two runs, of which the first is a warm-up."""
+    return min(timeit.repeat(work, number=1, repeat=2))
