@@ -78,7 +78,9 @@ def pages(site: Path) -> dict[Path, Page]:
 def test_every_page_of_the_docs_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     docs = ROOT / "docs"
     written = {site / path.relative_to(docs).with_suffix(".html") for path in docs.rglob("*.md")}
-    assert set(pages) == written | {site / f"{name}.html" for name in ("results", "contributing", "changelog")}
+    assert set(pages) == written | {
+        site / f"{name}.html" for name in ("results", "examples", "contributing", "changelog")
+    }
     for path, page in pages.items():
         # What all pages have in common is the navigation, in which a page's link to itself is its own name.
         linked = {(path.parent / urlsplit(link).path).resolve() for link in page.links}
@@ -137,7 +139,7 @@ def copied(tmp_path: Path) -> Path:
     """Copy the sources of the site, to break something in them."""
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "results", "src"):
+    for name in ("docs", "results", "examples", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 

@@ -57,7 +57,7 @@ def test_a_script_shows_less_forgetting_in_an_own_loop() -> None:
 
 
 # Of Lightning itself.
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in LIBRARIES if name != "own_loop"])
 def test_a_script_shows_less_forgetting(name: str) -> None:

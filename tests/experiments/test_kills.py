@@ -84,9 +84,12 @@ RUNS = {
         *("--epochs", "2", "--batch", "20"),
     ],
 }
+SHORTEST = "sgp with LeNet"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == SHORTEST else [pytest.mark.exhaustive]) for name in RUNS]
+)
 def test_a_killed_run_ends_with_the_same_bits(name: str, tmp_path: Path, noise: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = [*RUNS[name], *(["--import", str(noise)] if "noise" in RUNS[name] else [])]
@@ -149,7 +152,13 @@ def wait_for(path: Path, wanted: int, process: "subprocess.Popen[str]") -> None:
     assert process.poll() is None, process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_signal_stops_cleanly_and_says_how_to_go_on(
     number: signal.Signals, shell: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, noise: Path
 ) -> None:
