@@ -18,7 +18,7 @@ from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
 from sgp.benchmarks.settings.texts import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.benchmarks.texts import clinc150, fivetext
+from sgp.benchmarks.texts import load_clinc150, load_fivetext
 from sgp.experiments.config import Config, configure
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM
@@ -37,7 +37,7 @@ def rows(*, rounds: int) -> list[Row]:
     if not all(map(find_spec, NEEDED)):
         return []
     try:
-        stream, domains = fivetext(FiveText(), None, seed=0), clinc150(CLINC150(), None, seed=0)
+        stream, domains = load_fivetext(FiveText(), None, seed=0), load_clinc150(CLINC150(), None, seed=0)
     except MissingData:
         return []
     task = stream[LEARNED]
@@ -140,7 +140,7 @@ def _update(learner: SupervisedTrainer, task: Task, rounds: int, benchmark: str)
 
 
 def _flops(learner: SupervisedTrainer, task: Task) -> dict[str, float]:
-    """Of a mean step: of its products with weights, and of the projection that a memory adds to it."""
+    """Count the operations of a mean step: of its products with weights, and of the projection."""
     method, network = learner.method, learner.network
     if not isinstance(method, GPM):
         return {}

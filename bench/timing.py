@@ -21,19 +21,27 @@ class Times:
         return median(a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
 
 
-def take_turns(ways: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int = 1, warm: int = 0) -> Times:
+def take_turns(
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    repeat: int = 1,
+    warm: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
     """Run every way once per round, A B C A B C ..., and keep its time.
 
     Each turn calls the way `warm` times untimed, so that it finds its own data in the caches as it does in
-    a training loop, then `repeat` times timed; the turn's time is the mean of these.
+    a training loop, then `repeat` times timed; the turn's time is the mean of these. With `time.process_time` as
+    `clock`, the time of one thread does not depend on what else the machine does.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, run in ways.items():
             for _ in range(warm):
                 run()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeat):
                 run()
-            seconds[name].append((time.perf_counter() - start) / repeat)
+            seconds[name].append((clock() - start) / repeat)
     return Times(seconds)

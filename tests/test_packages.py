@@ -19,6 +19,7 @@ PACKAGES = [
     "heads",
     "sgp",
     "registry",
+    "extras",
     "settings",
     "integrations",
     "networks",

@@ -112,7 +112,7 @@ def every_config() -> list[tuple[str, str, str, str]]:
 
 def network_of(config: Config) -> nn.Module:
     kind = NETWORKS[config.network]
-    offered = {"statistics": config.statistics, "bias": config.network_bias}
+    offered = {"statistics": config.norm_statistics, "bias": config.network_bias}
     inputs, heads = INPUTS[config.benchmark]
     return kind.build(inputs, heads, **{name: value for name, value in offered.items() if name in kind.options})
 
@@ -295,8 +295,8 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
 
     assert changed("split-cifar100", "sgp", "reference") == {"validation_seed": 0}
     assert changed("split-cifar100", "gpm", "reference") == {}
-    assert changed("split-cifar100", "gpm", "corrected") == {"statistics": "stored", "lr": 0.05, "lr_min": 5e-5}
-    assert changed("split-cifar100", "sgp", "corrected") == {"statistics": "stored"}
+    assert changed("split-cifar100", "gpm", "corrected") == {"norm_statistics": "stored", "lr": 0.05, "lr_min": 5e-5}
+    assert changed("split-cifar100", "sgp", "corrected") == {"norm_statistics": "stored"}
     assert changed("cifar100-superclass", "sgp", "reference") == {"pixels": "scrambled", "validation_seed": 0}
     assert changed("cifar100-superclass", "sgp", "corrected") == {}
     assert changed("split-miniimagenet", "sgp", "reference") == {
@@ -305,7 +305,7 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
         "threshold_step": 0,
     }
     assert changed("five-datasets", "gpm", "reference") == {"fashion": "digits"}
-    assert changed("five-datasets", "gpm", "corrected") == {"statistics": "stored", "validation_seed": None}
+    assert changed("five-datasets", "gpm", "corrected") == {"norm_statistics": "stored", "validation_seed": None}
 
 
 @pytest.mark.parametrize(
@@ -315,8 +315,8 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
         (
             "split-cifar100",
             "sgp",
-            {"average": 0.99, "batch": 32, "epochs": 20, "lr": 0.1, "head_lr": 0.003, "old_share": 0.2}
-            | {"realign": True, "statistics": "mixed", "validation": 0.0},
+            {"average": 0.99, "batch": 32, "epochs": 20, "lr": 0.1, "head_lr": 0.003, "interpolation_weight": 0.2}
+            | {"realign": True, "norm_statistics": "mixed", "validation": 0.0},
         ),
         ("cifar100-superclass", "sgp", {"average": 0.98, "epochs": 10}),
     ],
@@ -329,7 +329,7 @@ def test_the_fast_recipe_is_a_cosine_and_a_mean_in_few_epochs(benchmark: str, me
 
 def test_what_a_row_adds_to_a_recipe_leaves_alone_what_a_preset_names() -> None:
     corrected = configure("split-cifar100", "sgp", preset="corrected", recipe="fast").flat()
-    assert (corrected["statistics"], corrected["realign"]) == ("stored", True)
+    assert (corrected["norm_statistics"], corrected["realign"]) == ("stored", True)
     # But a schedule is a schedule.
     assert configure("split-cifar100", "fs-dgpm", preset="reference", recipe="fast").flat()["epochs"] == 20
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import results
-from sgp.cli.run import parse
+from sgp.cli.run import parse_request
 from sgp.experiments.config import as_command
 from sgp.experiments.folder import RunFolder
 
@@ -24,4 +24,6 @@ def test_the_command_of_a_run_gives_its_config(folder: Path) -> None:
     config = RunFolder(folder).read_config()
     command, subcommand, *arguments = shlex.split(as_command(config))
     assert (command, subcommand) == ("sgp", "run")
-    assert parse(arguments)[1] == config
+    request = parse_request(arguments)
+    assert request is not None
+    assert request.config == config

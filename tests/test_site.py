@@ -32,7 +32,7 @@ cli()
 
 
 class Page(HTMLParser):
-    """What a page loads and links to, and the places in it that can be linked to."""
+    """Links and loaded files of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

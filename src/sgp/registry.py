@@ -78,10 +78,16 @@ class Registry(Generic[T]):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return an error message for an unknown name, with the nearest names, or all of them if none is near."""
-    names = sorted(known)
-    alike = {each.lower(): each for each in names}
-    near = [alike[each] for each in get_close_matches(str(name).lower(), alike, n=3, cutoff=0.5)]
+    """Return the error message for an unknown name: it suggests the nearest names, or lists all.
+
+    Args:
+        kind: Noun for what the name stands for.
+        name: Unknown name.
+        known: Names that there are.
+    """
+    names = {each.lower(): each for each in sorted(known)}
+    lower = str(name).lower()
+    near = get_close_matches(lower, names, n=2, cutoff=0.6) or [each for each in names if lower in each]
     if near:
-        return f"there is no {kind} {name!r}: did you mean {' or '.join(near)}?"
-    return f"there is no {kind} {name!r}; there are {', '.join(names)}"
+        return f"there is no {kind} {name!r}: did you mean {' or '.join(names[each] for each in near)}?"
+    return f"there is no {kind} {name!r}; there are {', '.join(names.values())}"

@@ -39,7 +39,7 @@ class Noise:
     tasks: int = 2
     """How many."""
     colour: Literal["grey", "rgb"] = "rgb"
-    """Of the noise."""
+    """Color of the noise."""
 
 
 def stream(settings: Noise, data: Path | None, seed: int) -> Stream:

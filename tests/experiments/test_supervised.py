@@ -286,7 +286,7 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
 
 def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Path) -> None:
     config = small("finetune", tasks=2, epochs=2, schedule="cosine", average=0.9)
-    halfway = replace(config, trainer=replace(config.trainer, old_share=0.5))
+    halfway = replace(config, trainer=replace(config.trainer, interpolation_weight=0.5))
     first = run(tmp_path / "first", replace(config, benchmark_settings=replace(config.benchmark_settings, tasks=1)))
     plain, learner = run(tmp_path / "plain", config), run(tmp_path / "halfway", halfway)
     for name, tensor in learner.network.state_dict().items():
@@ -429,7 +429,9 @@ def test_later_tasks_have_their_own_statistics_where_old_ones_stay(method: str, 
 
 
 def test_mixed_statistics_change_the_scores_but_not_the_training(tmp_path: Path) -> None:
-    runs = {kind: dropping(tmp_path / kind, small("sgp", tasks=2, statistics=kind)) for kind in ("stored", "mixed")}
+    runs = {
+        kind: dropping(tmp_path / kind, small("sgp", tasks=2, norm_statistics=kind)) for kind in ("stored", "mixed")
+    }
     assert same_weights(runs["stored"].network, runs["mixed"].network)
     for position in range(2):
         task = runs["mixed"].load_task(position)
@@ -480,8 +482,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "constant": {},
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
-    "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
-    "mixed": {"schedule": "cosine", "average": 0.9, "statistics": "mixed"},
+    "halfway": {"schedule": "cosine", "average": 0.9, "interpolation_weight": 0.5},
+    "mixed": {"schedule": "cosine", "average": 0.9, "norm_statistics": "mixed"},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
     "realigned": {"schedule": "cosine", "average": 0.9, "realign": True},
 }

@@ -22,7 +22,7 @@ from sgp.networks import MLP, ResNet18
 SPLIT: dict[str, Any] = {"kind": "split", "epochs": 3}
 
 
-def test_the_frozen_network_changes_in_its_heads_alone(tmp_path: Path) -> None:
+def test_only_heads_of_the_frozen_network_change(tmp_path: Path) -> None:
     learner = run(tmp_path / "run", small("frozen", **SPLIT))
     first = run(tmp_path / "first", small("frozen", **SPLIT, tasks=1))
     mine, theirs = learner.network.state_dict(), first.network.state_dict()
@@ -92,7 +92,7 @@ def test_osf_keeps_the_strongest_directions_of_each_weight(tmp_path: Path) -> No
         assert float((left[:, :kept].mT @ change @ right[:kept].mT).norm() / change.norm()) < 1e-3
 
 
-def test_osf_refuses_a_network_without_linear_layers() -> None:
+def test_osf_raises_an_error_without_linear_layers() -> None:
     with pytest.raises(ValueError, match="osf adapts layers of type Linear, and ResNet18 has none"):
         METHODS["osf"](ResNet18(heads=(2, 2)), OSFSettings(), exclude=["heads.*"])
     METHODS["lora"](ResNet18(heads=(2, 2)), LoRASettings(), exclude=["heads.*"])
@@ -113,6 +113,6 @@ def test_without_peft_the_message_says_what_to_install(monkeypatch: pytest.Monke
         (lambda: FrozenSettings(head_decay=0.0), "head_decay"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(make: Any, name: str) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(make: Any, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         make()

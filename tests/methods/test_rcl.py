@@ -1,41 +1,51 @@
-"""RCL: old answers stay to the bit, the best trial is kept, and the controller learns from rewards."""
+"""RCL: old outputs stay equal to the bit, the best trial is used, and the controller learns from rewards."""
 
 from typing import Any
 
 import pytest
 import torch
-from methods.growth import HEADS, NETWORKS, answers, batch_of, consolidate, excluded, learn, network_of, shape_of
+from methods.growth import (
+    HEADS,
+    NETWORKS,
+    consolidate,
+    get_excluded,
+    get_logits,
+    get_shape,
+    learn,
+    make_batch,
+    make_network,
+)
 
 from sgp.methods import Moment
 from sgp.methods.rcl import RCL, Controller, RCLSettings
 from sgp.networks import MLP
 
 
-def made(kind: str = "mlp", **settings: Any) -> RCL:
+def make_method(kind: str = "mlp", **settings: Any) -> RCL:
     given: dict[str, Any] = {"trials": 2, "trial_epochs": 1, "most_units": 4}
-    return RCL(network_of(kind), RCLSettings(**(given | settings)), exclude=excluded(kind))
+    return RCL(make_network(kind), RCLSettings(**(given | settings)), exclude=get_excluded(kind))
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_old_answers_do_not_change_by_one_bit(kind: str) -> None:
-    method, shape = made(kind), shape_of(kind)
+def test_old_outputs_do_not_change_by_one_bit(kind: str) -> None:
+    method, shape = make_method(kind), get_shape(kind)
     before = []
     for task in range(len(HEADS)):
         learn(method, task, shape)
-        assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
+        assert all(torch.equal(get_logits(method, old, shape), then) for old, then in enumerate(before))
         consolidate(method, task, shape)
-        before.append(answers(method, task, shape))
+        before.append(get_logits(method, task, shape))
     assert method.count_units() != method.sizes["0"]
-    assert all(torch.equal(answers(method, old, shape), then) for old, then in enumerate(before))
+    assert all(torch.equal(get_logits(method, old, shape), then) for old, then in enumerate(before))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
-def test_a_method_goes_on_from_its_state_to_the_bit(kind: str) -> None:
-    whole, shape = made(kind), shape_of(kind)
+def test_a_method_resumes_from_its_state_to_the_bit(kind: str) -> None:
+    whole, shape = make_method(kind), get_shape(kind)
     for task in (0, 1):
         learn(whole, task, shape)
         consolidate(whole, task, shape)
-    resumed = made(kind)
+    resumed = make_method(kind)
     resumed.load_state_dict(whole.state_dict())
     resumed.network.load_state_dict(whole.network.state_dict())
     for method in (whole, resumed):
@@ -43,12 +53,12 @@ def test_a_method_goes_on_from_its_state_to_the_bit(kind: str) -> None:
         consolidate(method, 2, shape)
     assert resumed.count_units() == whole.count_units()
     for task in range(3):
-        assert torch.equal(answers(resumed, task, shape), answers(whole, task, shape))
+        assert torch.equal(get_logits(resumed, task, shape), get_logits(whole, task, shape))
     assert (resumed.compute_capacity(), resumed.count_bytes()) == (whole.compute_capacity(), whole.count_bytes())
 
 
-def test_a_task_moves_its_new_parts_and_its_head_alone() -> None:
-    method = made(trials=1, most_units=9)
+def test_a_task_moves_only_its_new_parts_and_its_head() -> None:
+    method = make_method(trials=1, most_units=9)
     learn(method, 0)
     consolidate(method, 0)
     before = {name: each.detach().clone() for name, each in method.network.named_parameters()}
@@ -65,7 +75,7 @@ def test_a_task_moves_its_new_parts_and_its_head_alone() -> None:
 
 @pytest.mark.parametrize("deep_units", ["learned", "as-drawn"])
 def test_published_weights_into_deep_units_stay_as_they_were_drawn(deep_units: Any) -> None:
-    method = made(trials=1, most_units=9, deep_units=deep_units)
+    method = make_method(trials=1, most_units=9, deep_units=deep_units)
     learn(method, 0)
     consolidate(method, 0)
     learn(method, 1, steps=0)
@@ -74,15 +84,15 @@ def test_published_weights_into_deep_units_stay_as_they_were_drawn(deep_units: A
     assert method.count_units()["hidden.1"] > 8
     optimizer = method.build_optimizer(torch.optim.SGD, 0.1)
     for _ in range(3):
-        method.step(batch_of(1), 1, Moment(0, 0.0, 0.0), optimizer)
+        method.step(make_batch(1), 1, Moment(0, 0.0, 0.0), optimizer)
     now = dict(method.network.named_parameters())
     assert not torch.equal(now["hidden.0.weight"][16:], drawn["hidden.0.weight"][16:])
     assert not torch.equal(now["hidden.1.weight"][:8, 16:], drawn["hidden.1.weight"][:8, 16:])
     assert torch.equal(now["hidden.1.weight"][8:], drawn["hidden.1.weight"][8:]) == (deep_units == "as-drawn")
 
 
-def test_the_trial_of_the_best_reward_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made(trials=5, size_penalty=0.0)
+def test_the_trial_with_the_best_reward_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make_method(trials=5, size_penalty=0.0)
     learn(method, 0)
     consolidate(method, 0)
     accuracies, tried = iter([0.2, 0.4, 0.9, 0.9, 0.1]), []
@@ -103,7 +113,7 @@ def test_the_trial_of_the_best_reward_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_units_cost_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made(trials=12, size_penalty=0.01)
+    method = make_method(trials=12, size_penalty=0.01)
     learn(method, 0)
     consolidate(method, 0)
     tried = []
@@ -117,8 +127,8 @@ def test_units_cost_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(method.count_units().values()) == min(tried) < max(tried)
 
 
-def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = made(trials=1, judged=0.25)
+def test_trials_are_evaluated_on_held_out_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = make_method(trials=1, judged=0.25)
     learn(method, 0)
     consolidate(method, 0)
     used = {}
@@ -130,7 +140,7 @@ def test_trials_are_judged_by_examples_that_they_do_not_learn(monkeypatch: pytes
     assert len(together.unique(dim=0)) == 12
 
 
-def test_a_controller_learns_to_choose_what_is_rewarded() -> None:
+def test_a_controller_learns_to_choose_rewarded_numbers() -> None:
     torch.manual_seed(0)
     controller = Controller([3, 3], RCLSettings(controller_units=20, controller_lr=0.02, value_lr=0.02))
     wanted = torch.tensor([0, 2])
@@ -152,7 +162,7 @@ def test_a_controller_never_chooses_more_than_a_layer_may_get() -> None:
 
 
 def test_the_most_units_may_be_given_by_layer() -> None:
-    method = made(trials=4, most_units={"hidden.1": 3})
+    method = make_method(trials=4, most_units={"hidden.1": 3})
     learn(method, 0)
     consolidate(method, 0)
     learn(method, 1)
@@ -161,7 +171,7 @@ def test_the_most_units_may_be_given_by_layer() -> None:
 
 
 def test_capacity_counts_body_and_heads_with_the_units_of_their_time() -> None:
-    method = made(trials=1)
+    method = make_method(trials=1)
     base = sum(each.numel() for each in method.network.parameters())
     assert method.compute_capacity() == 100
     learn(method, 0)
@@ -176,7 +186,7 @@ def test_capacity_counts_body_and_heads_with_the_units_of_their_time() -> None:
 
 
 def test_tasks_that_share_a_head_have_a_copy_each_and_it_counts() -> None:
-    method = made("shared", trials=1)
+    method = make_method("shared", trials=1)
     base = sum(each.numel() for each in method.network.parameters())
     for task in (0, 1):
         learn(method, task)
@@ -187,7 +197,7 @@ def test_tasks_that_share_a_head_have_a_copy_each_and_it_counts() -> None:
     assert method.count_bytes() == {"of each task": 4 * ((4 * 8 + 4) + (4 * two + 4))}
 
 
-def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> None:
+def test_a_network_without_hidden_layers_raises_an_error_before_training() -> None:
     method = RCL(MLP((12,), (3, 2)), RCLSettings(), exclude=["heads.*"])
     with pytest.raises(ValueError, match="rcl has nothing to grow in MLP: it has no hidden layer"):
         learn(method, 0)
@@ -208,11 +218,11 @@ def test_a_network_without_hidden_layers_is_refused_before_it_is_trained() -> No
         ("judged", 1.0, r"judged must be in \(0, 1\), got 1.0"),
     ],
 )
-def test_settings_out_of_range_are_refused(setting: str, value: object, message: str) -> None:
+def test_invalid_settings_raise_errors(setting: str, value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RCLSettings(**{setting: value})  # type: ignore[arg-type]
 
 
-def test_a_pattern_that_fits_no_layer_is_refused_before_any_training() -> None:
+def test_a_pattern_that_fits_no_layer_raises_an_error_before_training() -> None:
     with pytest.raises(ValueError, match=r"most_units: the pattern 'cov\*' matches no module"):
-        made(most_units={"cov*": 2})
+        make_method(most_units={"cov*": 2})

@@ -196,7 +196,7 @@ def test_adam_with_a_memory_is_algorithm_2_step_by_step(bias: bool, alpha: float
         optimizer.step()
         ours.append(join_weight_and_bias(layer))
     M, lam = subspace.basis[0].double().numpy(), subspace.importance[0].double().numpy()
-    literal = paper.adam_gp(start.T.numpy(), gradients, M, lam, lr=0.01, betas=(0.9, 0.999), eps=1e-8)
+    literal = paper.run_adam_gp(start.T.numpy(), gradients, M, lam, lr=0.01, betas=(0.9, 0.999), eps=1e-8)
     assert len(literal) == STEPS
     for weight, expected in zip(ours, literal, strict=True):
         torch.testing.assert_close(weight, torch.from_numpy(expected.T.copy()), atol=1e-9, rtol=0)

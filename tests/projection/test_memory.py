@@ -945,12 +945,13 @@ def test_a_model_may_have_extra_state() -> None:
 # Warnings and repr
 
 
-def test_nearly_full_layers_are_named_in_one_warning() -> None:
-    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 2))
-    memory = GradientMemory(model, threshold={"0": 1, "2": 0.5}, alpha=math.inf)
-    with pytest.warns(UserWarning, match=r"nearly all of the capacity is blocked in '0' \(100\.0%\)") as found:
+def test_nearly_full_layers_are_named_in_one_warning_at_the_callers_line() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 2))
+    memory = GradientMemory(model, threshold={"4": 0.5, "*": 1}, alpha=math.inf)
+    full = r"nearly all of the capacity is blocked in '0' \(100\.0%\), '2' \(100\.0%\), which"
+    with pytest.warns(UserWarning, match=full) as found:
         memory.update([torch.randn(50, 6)])
-    assert len(found) == 1
+    assert [warning.filename for warning in found] == [__file__]
 
 
 def test_a_layer_counts_as_nearly_full_above_95_percent() -> None:
@@ -970,11 +971,17 @@ def test_repr_shows_the_settings() -> None:
     memory = GradientMemory(make_model(), threshold=0.8, alpha=math.inf)
     settings = (
         "threshold=0.8, alpha=inf, exclude=[], bias='protect', rest='freeze', "
-        "numerics={'first_rank': 'minimal', 'truncation': 'before', 'orthogonalise': True}, store='float32'"
+        "numerics={'first_rank': 'minimal', 'truncation': 'before', 'orthogonalise': True}, store='float32', "
+        "gram='auto'"
     )
     assert repr(memory) == f"GradientMemory(layers=3, tasks=0, {settings})"
     memory.update(make_batches(0))
     assert repr(memory) == f"GradientMemory(layers=3, tasks=1, {settings})"
+    optimizer = Adam(memory.model.parameters())
+    hook = memory.attach(optimizer, mode="step", every=4)
+    assert repr(hook) == "OptimizerHook(optimizer=Adam, mode='step', every=4, steps=0, attached)"
+    hook.detach()
+    assert repr(hook) == "OptimizerHook(optimizer=Adam, mode='step', every=4, steps=0, detached)"
 
 
 # Many tasks

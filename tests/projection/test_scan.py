@@ -119,7 +119,7 @@ def test_each_parameter_that_is_not_protected_has_its_reason() -> None:
     found = scan(Mixed(), exclude=["heads.*"], bias="freeze")
     assert found.free == {f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")}
     assert found.frozen == {
-        "token": "unsupported layer type Mixed",
+        "token": "unknown layer type Mixed",
         "body.0.bias": "bias of a protected layer, frozen (bias)",
         "body.1.weight": "norm",
         "body.1.bias": "norm",
@@ -136,7 +136,7 @@ def test_rest_free_lists_other_parameters_and_running_statistics() -> None:
     assert not found.frozen
     assert not found.norm_modules
     assert found.free["norm.weight"] == found.free["body.1.weight"] == "norm"
-    assert found.free["token"] == "unsupported layer type Mixed"
+    assert found.free["token"] == "unknown layer type Mixed"
     assert "norm statistics" in found.free["body.1.running_mean"]
     assert "norm statistics" in found.free["body.1.running_var"]
 
@@ -326,11 +326,11 @@ def test_a_weight_shared_with_an_unknown_layer_type_is_not_protected() -> None:
     torch.manual_seed(0)
     found = scan(Language())
     assert list(found.layers) == ["body"]
-    assert found.frozen["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
+    assert found.frozen["words.weight"] == "unknown layer type EmbeddingBag, which shares it"
     with pytest.warns(UserWarning, match="EmbeddingBag: unknown layer type, with 53.3% of all parameters"):
         assert step_on_other_data(Language(), torch.tensor([[0, 1, 2]])) < 1e-5
     free = scan(Language(), rest="free")
-    assert free.free["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
+    assert free.free["words.weight"] == "unknown layer type EmbeddingBag, which shares it"
     with pytest.raises(TypeError, match=r"'words.weight'.*Embedding"):
         scan(Language(), strict=True)
 
@@ -468,7 +468,7 @@ def test_a_subclass_that_overrides_forward_does_not_have_the_type_of_its_parent(
     with pytest.warns(UserWarning, match="Normalising: unknown layer type, with 50.0% of all parameters"):
         memory = sgp.GradientMemory(model, threshold=0.9)
     assert list(memory.layers) == ["1"]
-    assert memory.capacity().frozen["0.weight"] == "unsupported layer type Normalising"
+    assert memory.capacity().frozen["0.weight"] == "unknown layer type Normalising"
     with pytest.raises(TypeError, match="Normalising"):
         sgp.GradientMemory(model, threshold=0.9, strict=True)
 
@@ -480,7 +480,7 @@ def test_two_parameters_that_share_memory_are_refused() -> None:
         sgp.GradientMemory(model, threshold=0.9)
 
 
-def test_complex_weights_are_unsupported() -> None:
+def test_complex_weights_are_frozen_like_an_unknown_layer_type() -> None:
     model = nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64), nn.Linear(3, 3))
     with pytest.warns(UserWarning, match="unknown layer type"):
         memory = sgp.GradientMemory(model, threshold=0.9)

@@ -206,7 +206,7 @@ def test_training_on_a_second_task_hardly_changes_the_outputs_of_the_first(
             vit,
             make_pictures,
             ["embeddings.patch_embeddings.projection", "pooler.dense"],
-            {"embeddings.cls_token": "unsupported layer type ViTEmbeddings", "layernorm.weight": "norm"},
+            {"embeddings.cls_token": "unknown layer type ViTEmbeddings", "layernorm.weight": "norm"},
             id="vit",
         ),
         pytest.param(
@@ -251,6 +251,25 @@ def test_the_summary_lists_protected_and_unprotected_parameters(
     listed = [name for name, reason in not_protected.items() if not reason.startswith("not trained")]
     for name in [*protected, *listed]:
         assert any(fnmatch(name, word) for word in words), name
+
+
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe"])
+def test_fused_experts_and_routers_give_one_warning_with_their_share(kind: str) -> None:
+    settings = {"num_experts_per_tok": 2, "num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 24}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, **settings, **attention
+    )
+    model = getattr(transformers, f"{kind}Model")(config)
+    with pytest.warns(UserWarning, match="unknown layer types") as found:
+        memory = sgp.GradientMemory(model, threshold=0.9)
+    frozen = [name for name, reason in memory.capacity().frozen.items() if reason.startswith("unknown layer type")]
+    share = sum(model.get_parameter(name).numel() for name in frozen) / sum(p.numel() for p in model.parameters())
+    assert [str(warning.message).partition(", which")[0] for warning in found] == [
+        f"{kind}Experts, {kind}TopKRouter: unknown layer types, with {share:.1%} of all parameters"
+    ]
+    assert len(frozen) == 6  # of each layer: the router and two matrices of the experts
+    assert found[0].filename == __file__
 
 
 def test_a_lora_model_protects_its_adapters_only() -> None:
@@ -485,7 +504,9 @@ def test_a_mask_that_fits_no_batch_is_refused_and_nothing_changes(
 
 def test_layers_whose_positions_are_all_masked_out_are_named() -> None:
     memory = sgp.GradientMemory(bert(), threshold=0.9)
-    with pytest.warns(UserWarning, match=r"no input reached .*encoder\.layer\.0\.attention\.self\.query.*mask left"):
+    with pytest.warns(
+        UserWarning, match=r"no input reached .*encoder\.layer\.0\.attention\.self\.query.*mask excluded"
+    ):
         memory.update([make_text(0)], mask=lambda batch: torch.zeros_like(batch["attention_mask"]))
     assert set(memory.subspaces) == {"pooler.dense"}  # the only layer without positions
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
+from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
 from sgp.cli.show_games import print_game_comparison, print_game_summary
 from sgp.experiments.config import GameConfig, is_whole
 from sgp.experiments.display import span
@@ -24,21 +25,27 @@ from sgp.methods import METHODS
 MOST_LAYERS = 8
 
 
+@dataclass(frozen=True)
+class Options:
+    """Show the accuracy matrix and the metrics of runs; several runs are also compared."""
+
+    runs: tuple[Path, ...] = positional("RUN ...")
+    """Folders of runs, finished or not."""
+
+
 def main(arguments: list[str]) -> int:
-    """Print the accuracy matrix and metrics of runs; of several, also how they compare."""
-
-    def show(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> tuple[Path, ...]:
-        """The accuracy matrix and the metrics of runs; of several, also how they compare.
-
-        Args:
-            runs: folders of runs, finished or not.
-        """
-        return runs
-
-    paths = tyro.cli(show, prog="sgp show", args=arguments or ["--help"])
+    """Print the accuracy matrix and the metrics of runs, and compare several runs."""
+    if not arguments or asks_for_help(arguments):
+        print_command_help(Options, "sgp show RUN ...")
+        return 0
+    try:
+        options = parse_into(Options, arguments)
+    except ValueError as error:
+        print(f"sgp show: {error}", file=sys.stderr)
+        return 2
     console = Console()
     try:
-        found = {str(path): _read(RunFolder(path)) for path in paths}
+        found = {str(path): _read(RunFolder(path)) for path in options.runs}
     except (RunError, ValueError) as error:
         print(f"sgp show: {error}", file=sys.stderr)
         return 1
@@ -106,7 +113,8 @@ def _lines(summary: Summary) -> list[str]:
     metrics = f"ACC {acc(summary.accuracies):.2f} %"
     if "acc" in published:
         metrics += f" (paper {published['acc']:.2f}{_deviation(published, 'acc_std', '.2f')})"
-    if tasks > 1 and not METHODS[config.method].trains_jointly:  # what is learned at once is not forgotten in turn
+    # Tasks that are learned jointly are not forgotten one after another.
+    if tasks > 1 and not METHODS.facts(config.method).trains_jointly:
         metrics += f", BWT {bwt(summary.accuracies):.2f} %"
         if "bwt" in published:
             metrics += f" (paper {100 * published['bwt'] + 0.0:.1f})"
@@ -117,7 +125,7 @@ def _lines(summary: Summary) -> list[str]:
     if summary.free:
         lines.append(f"free: {_free(summary.free)}")
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 

@@ -51,7 +51,7 @@ def _lines(summary: GameSummary) -> list[str]:
     if summary.free:
         lines.append("free: " + ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in summary.free.items()))
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 

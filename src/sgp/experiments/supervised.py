@@ -59,7 +59,7 @@ class SupervisedTrainer(Experiment):
         super().__init__(config, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
-        self.norms = NormPolicy(method, mixed=config.statistics == "mixed", has_shared_head=self._has_shared_head)
+        self.norms = NormPolicy(method, mixed=config.norm_statistics == "mixed", has_shared_head=self._has_shared_head)
         self.accuracies: list[list[float]] = []
 
     def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -150,8 +150,8 @@ class SupervisedTrainer(Experiment):
         trained, average = self.method.trained_module, None
         if trainer.average:
             # The first task has no earlier weights to interpolate with.
-            share = trainer.old_share if position else 0.0
-            average = WeightAverage(trained, trainer.average, old_share=share, new=self._own_heads)
+            share = trainer.interpolation_weight if position else 0.0
+            average = WeightAverage(trained, trainer.average, interpolation_weight=share, new=self._own_heads)
         return TaskState(trained, optimizer, SCHEDULES[trainer.schedule](trainer), average)
 
     @contextmanager
@@ -336,9 +336,12 @@ class SupervisedTrainer(Experiment):
             # At random, since the files of some data sets are ordered by class.
             order = torch.randperm(len(examples), generator=make_generator(self.config.seed, "samples"))
             examples = examples[order[: self.config.samples]]
-        if not self.config.channels_last or examples.inputs.dim() != 4:
+        inputs = examples.inputs
+        if self.config.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        elif self.device.type == "cpu":
             return examples
-        return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
+        return Examples(inputs.to(self.device), examples.labels.to(self.device))
 
     def _describe_data(self, task: Task) -> dict[str, Any]:
         """Return the shapes and sizes of a task."""

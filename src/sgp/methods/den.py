@@ -15,14 +15,14 @@ from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, Moment, clone_tensors, sum_bytes, use_mode
 from sgp.methods.settings.den import DENFacts, DENSettings
 from sgp.methods.wired import Tensors, count_groups, pair_masks
-from sgp.networks.widen import cut, rearrange, widen
-from sgp.networks.wiring import fed, units
+from sgp.networks.widen import rearrange, slice_units, widen
+from sgp.networks.wiring import count_units, mask_inputs
 from sgp.patterns import check_patterns
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a step does beside reducing the loss; the names are those of the settings."""
+    """Penalties and shrinkage of the steps of a phase, under the names of the settings."""
 
     l1: float = 0.0
     l2: float = 0.0
@@ -84,7 +84,7 @@ class DEN(DENFacts, Growing[DENSettings]):
 
     def _select_units(self) -> Tensors:
         """Return which units of each hidden layer have a path of weights to the head: [units] each."""
-        found = {name: torch.zeros(units(self._get_layer(name)), dtype=torch.bool) for name in self.wiring.gated}
+        found = {name: torch.zeros(count_units(self._get_layer(name)), dtype=torch.bool) for name in self.wiring.gated}
         open_ends = list(self._ends)
         while open_ends:
             name = open_ends.pop()
@@ -113,7 +113,7 @@ class DEN(DENFacts, Growing[DENSettings]):
         gates = self._close_gates()
         for name, chosen in self.selected.items():
             layer, place = self._get_layer(name), self.wiring.places[name]
-            inputs = fed(layer, [self.selected[source] for source in place.sources]).bool()
+            inputs = mask_inputs(layer, [self.selected[source] for source in place.sources]).bool()
             gates[f"{name}.weight"] |= pair_masks(layer, chosen, inputs)
             for module in (name, place.norm):
                 for key, _ in self.network.get_submodule(module).named_parameters() if module else ():
@@ -192,7 +192,7 @@ class DEN(DENFacts, Growing[DENSettings]):
 
     def measure_drifts(self) -> Tensors:
         """Return how far each unit's weights have moved in this task, [units] of each layer that can grow."""
-        tensors = cut(self.network, self.axes, self.count_old_units())
+        tensors = slice_units(self.network, self.axes, self.count_old_units())
         weights = {name: f"{name}.weight" for name in self.count_old_units()}
         return {
             name: (tensors[key].detach() - self._anchor[key]).flatten(start_dim=1).norm(dim=1)

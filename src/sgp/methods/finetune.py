@@ -1,4 +1,4 @@
-"""Finetuning: train on one task after another and do nothing about forgetting, the floor of every comparison."""
+"""Finetuning: train on one task after another and do nothing about forgetting, the lower bound of every comparison."""
 
 from __future__ import annotations
 

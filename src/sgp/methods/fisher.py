@@ -45,10 +45,8 @@ def compute_sample_fisher(
         network: Network that log_likelihood runs, with examples along dimension 0 of every layer's input.
         parameters: Parameters to compute F for, by name.
         batches: Batches of examples.
-        log_likelihood: Function that returns the log-likelihood of each example of a batch, [n].
-
-    Raises:
-        ValueError: There are no examples, or log_likelihood does not return one number with a gradient per example.
+        log_likelihood: Function that returns the log-likelihood of each example of a batch, [n], with a gradient. Any
+            other result is a ValueError, and so is an empty iterable of batches.
     """
     fisher = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     count = 0

@@ -119,6 +119,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
             bias=settings.bias,
             rest=self.rest,
             numerics=Numerics(settings.first_rank, settings.truncation, settings.orthogonalise),
+            gram="float64",
             # The run's own checkpoint has the weights.
             anchor=False,
         )
@@ -138,7 +139,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
     @property
     def rest(self) -> Literal["freeze", "free"]:
-        """What the memory does with parameters of layers without bases."""
+        """Whether the memory freezes or frees parameters of layers without bases."""
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:
@@ -234,7 +235,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
 def sample_curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
     """Sort values in descending order and return those at some positions, from 1."""
-    descending = values.sort(descending=True).values
+    descending = values.sort(descending=True).values.tolist()
     kept = sorted({round(position) for position in positions.tolist()}) if len(descending) else []
     return [(position, float(f"{descending[position - 1]:.4g}")) for position in kept]
 

@@ -13,8 +13,17 @@ from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Moment, S, clone_tensors, concatenate_batches, sum_bytes, use_mode
 from sgp.methods.wired import Tensors, WiredMethod, wire_network
-from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
-from sgp.networks.widen import channels_last as has_channels_last
+from sgp.networks.widen import (
+    Axis,
+    connect_all_heads,
+    find_axes,
+    get_sizes,
+    has_channels_last,
+    mask_new_entries,
+    resize,
+    set_memory_format,
+    slice_units,
+)
 from sgp.networks.wiring import Wiring
 from sgp.patterns import find_pattern
 
@@ -56,7 +65,7 @@ class Growing(WiredMethod[S]):
         self._current = str(head)
         self._ends = [name for name, place in wiring.places.items() if place.sources and name not in wiring.gated]
         if not self.wiring.places:
-            self._set_wiring(with_all_heads(wiring, self.exclude))
+            self._set_wiring(connect_all_heads(wiring, self.exclude))
             if not self.axes:
                 raise ValueError(
                     f"{self.name} has nothing to grow in {type(self.network).__name__}: it has no hidden layer whose "
@@ -65,7 +74,7 @@ class Growing(WiredMethod[S]):
 
     def _set_wiring(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        self.axes = axes_of(self.network, wiring)
+        self.axes = find_axes(self.network, wiring)
 
     @property
     def is_first_task(self) -> bool:
@@ -74,7 +83,7 @@ class Growing(WiredMethod[S]):
 
     def count_units(self) -> dict[str, int]:
         """Return the number of units of each layer that can grow."""
-        return sizes_of(self.network, self.axes)
+        return get_sizes(self.network, self.axes)
 
     def count_old_units(self) -> dict[str, int]:
         """Return the number of units of each layer at the end of the previous task."""
@@ -103,7 +112,7 @@ class Growing(WiredMethod[S]):
 
     def _open_new_parts(self) -> Tensors:
         """Return gates through which the units added since the previous task, and the head, may change."""
-        return self._open_head(outside(self.network, self.axes, self.count_old_units()))
+        return self._open_head(mask_new_entries(self.network, self.axes, self.count_old_units()))
 
     def adjust_gradients(self, moment: Moment, optimizer: Optimizer) -> None:
         for name, parameter in self.network.named_parameters():
@@ -150,21 +159,22 @@ class Growing(WiredMethod[S]):
         self._gates = None
 
     def _get_task_tensors(self, head: str) -> Tensors:
-        return cut(self.network, self.axes, self.sizes[head]) | self.own[head]
+        return slice_units(self.network, self.axes, self.sizes[head]) | self.own[head]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"wiring": self.wiring.plain(), "now": self.count_units(), **super().state_dict()}
+        return {"wiring": self.wiring.to_dict(), "now": self.count_units(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["wiring"] and not self.wiring.places:
-            self._set_wiring(Wiring.of(state["wiring"]))
+            self._set_wiring(Wiring.from_dict(state["wiring"]))
         with torch.random.fork_rng(devices=[]):
             resize(self.network, self.axes, state["now"])  # the values are with the weights
         super().load_state_dict(state)
         # In the memory format of the network's own tensors: a product of other strides may round differently.
         last = has_channels_last(self.network)
         self.own = {
-            head: {name: laid_out(tensor, last=last) for name, tensor in own.items()} for head, own in self.own.items()
+            head: {name: set_memory_format(tensor, last=last) for name, tensor in own.items()}
+            for head, own in self.own.items()
         }
 
     def count_bytes(self) -> dict[str, int]:

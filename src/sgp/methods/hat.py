@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from sgp.methods.method import Batch, Moment, count_parameters, sum_bytes
 from sgp.methods.settings.hat import HATFacts, HATSettings
 from sgp.methods.wired import WiredMethod, pair_masks, wire_network
-from sgp.networks.wiring import Wiring, as_gate, fed, units
+from sgp.networks.wiring import Wiring, count_units, mask_inputs, reshape_gate
 from sgp.patterns import find_pattern
 
 
@@ -68,12 +68,12 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
     def _set_wiring(self, wiring: Wiring) -> None:
         self.wiring = wiring
         for name in wiring.gated:
-            self.network.get_submodule(wiring.gate_of(name)).register_forward_hook(partial(self._gate, name))
+            self.network.get_submodule(wiring.get_gate(name)).register_forward_hook(partial(self._gate, name))
 
     def _add_embeddings(self, head: str, create: Callable[[int], Tensor]) -> None:
         """Add the embeddings of a task, one for each gated layer."""
         layers = [self._get_layer(name) for name in self.wiring.gated]
-        self._embeddings[head] = nn.ParameterList(create(units(layer)).to(layer.weight) for layer in layers)
+        self._embeddings[head] = nn.ParameterList(create(count_units(layer)).to(layer.weight) for layer in layers)
 
     def _select_task(self, head: str) -> None:
         """Train the embeddings of one task and of no other."""
@@ -106,7 +106,7 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
         self._masks = self.compute_masks(head, self._slope)
 
     def _gate(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output * as_gate(self._masks[name], output) if name in self._masks else output
+        return output * reshape_gate(self._masks[name], output) if name in self._masks else output
 
     def compute_slope(self, moment: Moment) -> float:
         """Return the slope s of a training step."""
@@ -147,12 +147,12 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
     def _get_unit_mask(self, name: str) -> Tensor:
         """Return the largest mask of earlier tasks for a layer's units, [units]."""
         layer = self._get_layer(name)
-        return self.past.get(name, layer.weight.new_ones(units(layer)))
+        return self.past.get(name, layer.weight.new_ones(count_units(layer)))
 
     def _compute_closed(self, name: str) -> Tensor:
         """Return how closed each weight of a layer is: min(a_j^past, a_i^past), in the weight's shape or smaller."""
         layer = self._get_layer(name)
-        inputs = fed(layer, [self.past[source] for source in self.wiring.places[name].sources])
+        inputs = mask_inputs(layer, [self.past[source] for source in self.wiring.places[name].sources])
         return pair_masks(layer, self._get_unit_mask(name), inputs)
 
     def _gate_gradients(self) -> None:
@@ -180,11 +180,11 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
 
     def state_dict(self) -> dict[str, Any]:
         heads = list(self._embeddings)
-        return {"wiring": self.wiring.plain(), "heads": heads, "current": self._current, **super().state_dict()}
+        return {"wiring": self.wiring.to_dict(), "heads": heads, "current": self._current, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["wiring"] and not self.wiring.places:
-            self._set_wiring(Wiring.of(state["wiring"]))
+            self._set_wiring(Wiring.from_dict(state["wiring"]))
         for head in state["heads"]:
             if head not in self._embeddings:
                 self._add_embeddings(head, torch.zeros)  # the values are with the weights

@@ -17,7 +17,7 @@ from sgp.methods.calls import record_calls
 from sgp.methods.method import Batch, Method, NormStatistics, count_parameters, match_memory_format, sum_bytes, use_mode
 from sgp.methods.settings.pnn import PNNFacts, PNNSettings
 from sgp.methods.wired import count_groups, get_layer, take_two
-from sgp.networks.wiring import Layer, Wiring, find_wiring, units
+from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class PNN(PNNFacts, Method[PNNSettings]):
         hidden, sizes = set(wiring.gated), []
 
         def compute_width(name: str) -> int:
-            count = units(get_layer(self.network, name))
+            count = count_units(get_layer(self.network, name))
             return max(1, round(self.settings.column_width * count)) if name in hidden else count
 
         for name in order:
@@ -144,7 +144,7 @@ class PNN(PNNFacts, Method[PNNSettings]):
             channels, pixels = _count_inputs(layer), 1
             if place.sources:
                 source = place.sources[0]  # any others are added to it and have as many units
-                pixels = channels // units(get_layer(self.network, source))
+                pixels = channels // count_units(get_layer(self.network, source))
                 channels = compute_width(source)
             sizes.append(Size(name, compute_width(name), channels, pixels, bool(place.sources), place.norm))
         if self._sizes and len(sizes) != len(self._sizes[0]):

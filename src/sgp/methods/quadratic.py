@@ -56,14 +56,6 @@ class Quadratic(Method[P]):
             if parameter.requires_grad and not find_pattern(name, self.exclude)
         }
 
-    def compute_penalty(self) -> Tensor:
-        """Compute the penalty of the current weights, with a graph. Training does not need it."""
-        total = torch.zeros(())
-        for name, parameter in self.get_penalized().items():
-            if name in self.importance:
-                total = total + (self.importance[name] * (parameter - self.anchor[name]).square()).sum()
-        return self.stiffness / 2 * total
-
     def compute_pull(self, name: str, parameter: Tensor) -> Tensor | None:
         """Compute the penalty's gradient for one parameter; None before the parameter has an importance."""
         if name not in self.importance:

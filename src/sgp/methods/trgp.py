@@ -127,7 +127,7 @@ class Region:
 
 
 class Learned(TypedDict):
-    """What is stored of a learned task.
+    """Spaces and scales of a learned task.
 
     Attributes:
         spaces: Space of the task in each layer.
@@ -331,7 +331,7 @@ class TRGP(TRGPFacts, GPM):
         return change[..., : weight.shape[2]], None if bias is None else change[..., -1]
 
     def _compute_inside(self, layer: ProtectedLayer, region: Region) -> Tensor:
-        """Compute W S of a layer. [groups, out, k]"""
+        """Compute W S of a layer, [groups, out, k]."""
         if region.inside is not None:
             return region.inside
         return compute_coefficients(region.space, *get_matrices(layer, self._get_parameters(layer)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from sgp.projection.caller_warning import warn_caller
 from sgp.projection.input_mode import InputMode, InputWatch, can_watch
-from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter
+from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter, iterate_parameters
 from sgp.projection.modes import FrozenMode, GradientMode, Mode, ProjectionMode, StepMode, project_momentum
 from sgp.projection.precision import full_precision
 from sgp.projection.protected_model import ProtectedModel
@@ -322,23 +322,14 @@ class OptimizerHook:
     def _fill_plan(self, plan: StepPlan, optimizer: Optimizer) -> None:
         """Create the modes of a plan, with their buffers."""
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        parameters = self._protected.scan.parameters
-        plan.tensors = [p.tensor if p.is_present else None for p in parameters.values()]
-        frozen = [parameters[name] for name in self._protected.scan.frozen if parameters[name].is_present]
-        frozen = [p for p in frozen if p.tensor.requires_grad and id(p.tensor) in stepped]
+        plan.tensors = [p.tensor if p.is_present else None for p in self._protected.scan.parameters.values()]
+        for parameter in iterate_parameters(plan.chosen):
+            parameter.is_stepped |= id(parameter.tensor) in stepped
         by_step = [layer for layer, mode in plan.chosen.items() if mode == "step"]
         by_gradient = [layer for layer, mode in plan.chosen.items() if mode == "gradient"]
-        for parameter in {p for layer in plan.chosen for p in layer.parameters}:
-            parameter.is_stepped |= id(parameter.tensor) in stepped
-        self._warn_of_frozen(frozen)
-        self._projected_momentum.difference_update(by_step)
-        for layer in by_gradient:
-            if layer not in self._projected_momentum:  # it has accumulated gradients that were not projected
-                self._project_momentum(optimizer, layer, tolerance=0.0)
-        for layer in by_step:
-            if layer in self._watches:
-                self._watches.pop(layer).close(self.reasons[layer.name])
+        self._follow_modes(optimizer, by_step, by_gradient)
         watches = {layer: self._watches[layer] for layer in by_gradient if layer in self._watches}
+        frozen = self._find_frozen(stepped)
         if frozen:
             plan.modes.append(FrozenMode(frozen))
         if by_step:
@@ -348,6 +339,35 @@ class OptimizerHook:
         if watches:
             plan.inputs = InputMode(watches, self.reasons)
             plan.modes.append(plan.inputs)
+
+    def _follow_modes(
+        self, optimizer: Optimizer, by_step: Sequence[ProtectedLayer], by_gradient: Sequence[ProtectedLayer]
+    ) -> None:
+        """Project momentum for the mode ``gradient``, and stop watching inputs of layers in the mode ``step``."""
+        for layer in by_gradient:
+            if layer not in self._projected_momentum:  # it has accumulated gradients that were not projected
+                self._project_momentum(optimizer, layer, tolerance=0.0)
+        self._projected_momentum.difference_update(by_step)
+        for layer in by_step:
+            if layer in self._watches:
+                self._watches.pop(layer).close(self.reasons[layer.name])
+
+    def _find_frozen(self, stepped: Container[int]) -> list[ProtectedParameter]:
+        """Return the frozen parameters that an optimizer steps.
+
+        Warn about those that were not trained at the last update, so that their layers have no bases.
+        """
+        reasons, parameters = self._protected.scan.frozen, self._protected.scan.parameters
+        present = [parameters[name] for name in reasons if parameters[name].is_present]
+        frozen = [p for p in present if p.tensor.requires_grad and id(p.tensor) in stepped]
+        names = [p.name for p in frozen if reasons[p.name] == NOT_TRAINED and p.name not in self._warned]
+        if names:
+            self._warned.update(names)
+            warn_caller(
+                f"{', '.join(names)} had requires_grad=False at the last update, so what older tasks need there is "
+                "unknown: frozen until the next update"
+            )
+        return frozen
 
     def _choose_mode(
         self, layer: ProtectedLayer, optimizer: Optimizer, groups: Mapping[int, Group], has_closure: bool
@@ -374,17 +394,6 @@ class OptimizerHook:
                 whole = project_momentum(layer, buffers, tolerance=tolerance)
             for tensor, buffer in zip(tensors, whole, strict=True):
                 optimizer.state[tensor]["momentum_buffer"] = buffer
-
-    def _warn_of_frozen(self, frozen: Sequence[ProtectedParameter]) -> None:
-        """Warn about layers that have no bases because they were not trained at the last update."""
-        reasons = self._protected.scan.frozen
-        names = [p.name for p in frozen if reasons[p.name] == NOT_TRAINED and p.name not in self._warned]
-        if names:
-            self._warned.update(names)
-            warn_caller(
-                f"{', '.join(names)} had requires_grad=False at the last update, so what older tasks need there is "
-                "unknown: frozen until the next update"
-            )
 
 
 class FlushPending:

@@ -215,7 +215,7 @@ class ProtectedLayer:
     is_two_sided: bool = False
     subspace: Bases | None = None
     is_input_proven: bool | None = None
-    _projector: tuple[tuple[object, ...], tuple[Block, Projector]] | None = None
+    _projector: tuple[Bases, tuple[object, ...], tuple[Block, Projector]] | None = None
 
     def __repr__(self) -> str:
         return f"ProtectedLayer({self.name!r})"
@@ -256,9 +256,10 @@ class ProtectedLayer:
         """Return the block and the subspace, restricted to the shards of this process."""
         weight, bias = self.weight.tensor, None if self.bias is None else self.bias.tensor
         rows, bias_rows = find_local_rows(weight), None if bias is None else find_local_rows(bias)
-        key = (self.subspace, weight.device, weight.dtype, rows, bias_rows)
-        if self._projector is not None and _is_same_key(self._projector[0], key):
-            return self._projector[1]
+        key = (weight.device, weight.dtype, rows, bias_rows)
+        cached = self._projector
+        if cached is not None and cached[0] is self.subspace and cached[1] == key:
+            return cached[2]
         bases = self.get_bases()
         projector: tuple[Block, Projector] = (self.block, bases)
         if rows is not None:
@@ -266,7 +267,7 @@ class ProtectedLayer:
             projector = cut_to_shard(self.block, bases, weight.shape, rows, shape, bias_rows)
         assert self.subspace is not None
         # Bases that are stored in fewer bits are expanded at each use: a cached copy would undo the saving.
-        self._projector = None if self.subspace.is_compressed else (key, projector)
+        self._projector = None if self.subspace.is_compressed else (self.subspace, key, projector)
         return projector
 
     def subtract_projection_(self, source: WeightAndBias, target: WeightAndBias) -> None:
@@ -341,11 +342,6 @@ def _view_block(block: Block, tensors: WeightAndBias, dtype: torch.dtype) -> Wei
 def _shares_memory(view: Tensor, tensor: Tensor) -> bool:
     """Return whether a tensor that was derived from another one is a view of it."""
     return (view._base if view._is_view() else view) is (tensor._base if tensor._is_view() else tensor)
-
-
-def _is_same_key(known: tuple[object, ...], key: tuple[object, ...]) -> bool:
-    """Return whether keys are equal, of which the first items are compared by identity."""
-    return known[0] is key[0] and known[1:] == key[1:]
 
 
 def _sum_bits(parameter: Tensor, dtype: torch.dtype) -> int:

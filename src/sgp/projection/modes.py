@@ -162,22 +162,20 @@ class StepMode(ProjectionMode):
         if not self._is_pending:
             yield
             return
-        saved = [(p, p.local.clone(), p.master, p.fingerprint) for p in self._parameters]
-        kept = [None if p.kept is None else p.kept.clone() for p in self._single]
-        stacked = [[view.clone() for view in stack.views] for stack in self._stacks]
-        for parameter in self._special:
+        saved = [(p, p.local.clone(), p.kept, p.master, p.fingerprint) for p in self._parameters]
+        stacked = [(stack, [view.clone() for view in stack.views]) for stack in self._stacks]
+        for parameter in self._single:  # the projection changes the copies
+            parameter.kept = None if parameter.kept is None else parameter.kept.clone()
             parameter.master = None if parameter.master is None else parameter.master.clone()
         self.flush()
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value, master, fingerprint in saved:
+                for parameter, value, kept, master, fingerprint in saved:
                     parameter.local.copy_(value)
-                    parameter.master, parameter.fingerprint = master, fingerprint
-            for parameter, before in zip(self._single, kept, strict=True):
-                parameter.kept = before
-            for stack, views in zip(self._stacks, stacked, strict=True):
+                    parameter.kept, parameter.master, parameter.fingerprint = kept, master, fingerprint
+            for stack, views in stacked:
                 torch._foreach_copy_(stack.views, views)
             self._set_pending(True)
 

@@ -24,7 +24,7 @@ NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
 NOT_TRAINED = "not trained (requires_grad is False)"
 PROTECTED_BIAS = "bias of a protected layer"
 LONE_BIAS = "bias of a layer whose weight is not protected"
-UNKNOWN_TYPE = "unsupported layer type"
+UNKNOWN_TYPE = "unknown layer type"
 
 # The identity of a weight, the rows of the block, and the dimension of its input.
 BlockKey = tuple[int, tuple[int, int | None], int]

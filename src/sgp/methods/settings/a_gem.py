@@ -21,7 +21,7 @@ class AGEMFacts(MethodFacts):
     """Facts of :class:`sgp.methods.a_gem.AGEM`."""
 
     name = "a-gem"
-    description = "averaged gradient episodic memory: no step against the gradient on kept examples of old tasks"
+    description = "averaged gradient episodic memory: no step against the gradient on stored examples of old tasks"
     Settings = AGEMSettings
     keeps_data = True
     supervised_only = True

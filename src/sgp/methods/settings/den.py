@@ -49,6 +49,6 @@ class DENFacts(MethodFacts):
     """Facts of :class:`sgp.methods.den.DEN`."""
 
     name = "den"
-    description = "expandable network: tasks retrain what they can use, add units where that fails, split what drifted"
+    description = "expandable network: tasks retrain useful units, add units if that fails, split units that moved far"
     Settings = DENSettings
     supervised_only = True

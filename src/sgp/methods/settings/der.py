@@ -27,7 +27,7 @@ class DERFacts(MethodFacts):
     """Facts of :class:`sgp.methods.der.DER`."""
 
     name = "der"
-    description = "dark experience replay: kept examples should be answered as when they were taken in"
+    description = "dark experience replay: logits of stored examples should stay as they were"
     Settings = DERSettings
     keeps_data = True
     supervised_only = True

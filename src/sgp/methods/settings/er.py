@@ -21,7 +21,7 @@ class ERFacts(MethodFacts):
     """Facts of :class:`sgp.methods.er.ER`."""
 
     name = "er"
-    description = "experience replay: every step learns some kept examples of old tasks again"
+    description = "experience replay: every step trains on some stored examples of old tasks again"
     Settings = ERSettings
     keeps_data = True
     supervised_only = True

@@ -21,6 +21,6 @@ class FrozenFacts(MethodFacts):
     """Facts of :class:`sgp.methods.frozen.Frozen`."""
 
     name = "frozen"
-    description = "heads on the network as it is: the control for pretrained networks"
+    description = "heads on an unchanged network: the control for pretrained networks"
     Settings = FrozenSettings
     supervised_only = True

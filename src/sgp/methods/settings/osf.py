@@ -20,7 +20,7 @@ class OSFFacts(MethodFacts):
     """Facts of :class:`sgp.methods.osf.OSF`."""
 
     name = "osf"
-    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights stay"
+    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights are kept"
     Settings = OSFSettings
     supervised_only = True
     packages = ("peft",)

@@ -22,6 +22,6 @@ class PNNFacts(MethodFacts):
     """Facts of :class:`sgp.methods.pnn.PNN`."""
 
     name = "pnn"
-    description = "progressive networks: a column for each task, frozen afterwards, that later columns draw on"
+    description = "progressive networks: a column for each task, frozen afterwards, that feeds later columns"
     Settings = PNNSettings
     supervised_only = True

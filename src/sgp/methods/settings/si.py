@@ -23,5 +23,5 @@ class SIFacts(MethodFacts):
     """Facts of :class:`sgp.methods.si.SI`."""
 
     name = "si"
-    description = "synaptic intelligence: a penalty on change, weighted by what each parameter gave to the loss"
+    description = "synaptic intelligence: a penalty on change, weighted by each parameter's contribution to the loss"
     Settings = SISettings
