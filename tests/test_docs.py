@@ -112,7 +112,12 @@ def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [
+        *ROOT.glob("*.md"),
+        ROOT / "results/README.md",
+        ROOT / "examples/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", text):
             path = page.parent / target if target else page

@@ -6,8 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the ex
 
 from experiments.small import NOISE, events, run, trace
 from rich.console import Console
+from waiting import CEILING, wait_until
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.cli import main
@@ -27,7 +27,6 @@ from sgp.experiments.jobs import Job
 from sgp.experiments.sweep import Point
 
 GRID = "benchmark: digits\nkind: split\ntasks: 2\nepochs: 1\nsamples: 40\nthreads: 1\n"
-PATIENCE = 300  # seconds until a test gives up
 
 
 @pytest.fixture
@@ -61,13 +60,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def started(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sgp", "sweep", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def until(what: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    while not what():
-        assert time.monotonic() < begun + PATIENCE
-        time.sleep(0.01)
 
 
 def epochs(path: Path) -> int:
@@ -385,9 +377,9 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     run(tmp_path / "whole", config)
 
     sweep = started("grid.yaml")
-    until(lambda: epochs(path) > 3)
+    wait_until(lambda: epochs(path) > 3)
     sweep.terminate()  # handled as Ctrl-C is, which a process in the background may be deaf to
-    output, _ = sweep.communicate(timeout=PATIENCE)
+    output, _ = sweep.communicate(timeout=CEILING)
     assert sweep.returncode == 130
     assert "Stopped with 0 of 1 runs finished; resume with: sgp sweep grid.yaml" in output
     assert "Stopped; resume with: sgp run" in (path / "output.log").read_text()
@@ -396,15 +388,15 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     reached = epochs(path)
     assert 3 < reached < epochs(tmp_path / "whole")
     sweep = started("grid.yaml")
-    until(lambda: epochs(path) > reached + 3)
+    wait_until(lambda: epochs(path) > reached + 3)
     sweep.kill()
     sweep.communicate()
     assert sweep.returncode == -signal.SIGKILL
-    until(lambda: not RunFolder(path).is_running())
+    wait_until(lambda: not RunFolder(path).is_running())
     assert epochs(path) < epochs(tmp_path / "whole")
 
     sweep = started("grid.yaml")
-    output, _ = sweep.communicate(timeout=PATIENCE)
+    output, _ = sweep.communicate(timeout=CEILING)
     assert sweep.returncode == 0, output
     assert "resumed" in output
     assert trace(path) == trace(tmp_path / "whole")

@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from waiting import CEILING, wait_until
 
 from sgp.experiments import jobs
 from sgp.experiments.jobs import Job, run_here
@@ -23,13 +22,6 @@ class Script(Job):
 
 
 WAIT = "import pathlib, time; pathlib.Path('{0}').touch()\nwhile not pathlib.Path('{1}').exists(): time.sleep(0.01)"
-
-
-def until(what: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    while not what():
-        assert time.monotonic() < begun + 60
-        time.sleep(0.01)
 
 
 def test_each_job_begins_and_ends_with_its_status_whatever_the_others_do(tmp_path: Path) -> None:
@@ -54,7 +46,7 @@ def test_closing_stops_what_runs_and_begins_nothing_more(tmp_path: Path) -> None
     events = run_here([Script(tmp_path, (WAIT.format(name, "never"),), 1) for name in names], at_once=2)
     next(events)
     next(events)
-    until(lambda: all((tmp_path / name).exists() for name in ("a", "b")))
+    wait_until(lambda: all((tmp_path / name).exists() for name in ("a", "b")))
     events.close()
     assert not (tmp_path / "c").exists()
     with pytest.raises(ChildProcessError):
@@ -66,7 +58,7 @@ def test_what_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT.format("deaf", "never")
     events = run_here([Script(tmp_path, (deaf,), 1)], at_once=1)
     next(events)
-    until(lambda: (tmp_path / "deaf").exists())
+    wait_until(lambda: (tmp_path / "deaf").exists())
     events.close()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -88,10 +80,14 @@ def test_a_process_has_its_threads_its_variables_and_its_log(tmp_path: Path, mon
 @pytest.mark.slow
 def test_a_process_ends_when_the_one_that_started_it_is_gone() -> None:
     """Its standard input is closed then. Here the command would go on for hours."""
-    code = "import sys, time; sys.modules['sgp.cli'] = m = type(sys)('sgp.cli'); m.main = lambda: time.sleep(9999)"
+    code = (
+        "import sys, time; sys.modules['sgp.cli'] = m = type(sys)('sgp.cli')\n"
+        "m.main = lambda: (print('ready', flush=True), time.sleep(9999))"
+    )
     command = f"{code}\nimport runpy; runpy.run_module('sgp.experiments.tether', run_name='__main__')"
-    process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1)
-    process.communicate(timeout=120)
+    process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    assert process.poll() is None
+    process.communicate(timeout=CEILING)
     assert process.returncode == 130
