@@ -53,8 +53,8 @@ def test_the_speeds_of_wide_layers_are_those_that_were_measured() -> None:
     measured = json.loads((ROOT / "results/bench.json").read_text())["rows"]
     rows = {row["name"]: row for row in measured if row["name"].startswith("Update of a layer")}
     text = (ROOT / "docs/wide-layers.md").read_text()
-    row_of_table = r"^\| ([\d,]+), (\d\.\d), (first|second) \| (\w+) \| (\d\.\d\d) \| [\d.]* \| (\d+)\b"
-    table = re.findall(row_of_table, text, re.M)
+    cells = r"^\| ([\d,]+), (\d\.\d), (first|second) \| (\w+) \| (\d\.\d\d) \| [\d.]* \| (\d+)\b"
+    table = re.findall(cells, text, re.M)
     assert len(table) == len(rows)
     for width, exponent, task, path, ratio, bases in table:
         number = 1 + (task == "second")
