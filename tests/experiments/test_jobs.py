@@ -26,16 +26,16 @@ WAIT = "import pathlib, time; pathlib.Path('{0}').touch()\nwhile not pathlib.Pat
 
 def test_each_job_begins_and_ends_with_its_status_whatever_the_others_do(tmp_path: Path) -> None:
     given = [Script(tmp_path, (f"raise SystemExit({status})",), 1) for status in (0, 3, 0, 1)]
-    seen = list(run_here(given, at_once=2))
+    seen = list(run_here(given, parallel=2))
     assert sorted(status for _, status in seen if status is not None) == [0, 0, 1, 3]
     for job in given:
         statuses = [status for other, status in seen if other is job]
         assert statuses == [None, int(job.arguments[0][-2])]
 
 
-def test_no_more_than_so_many_run_at_once(tmp_path: Path) -> None:
+def test_no_more_than_so_many_run_in_parallel(tmp_path: Path) -> None:
     running = most = 0
-    for _, status in run_here([Script(tmp_path, (f"# {number}",), 1) for number in range(5)], at_once=2):
+    for _, status in run_here([Script(tmp_path, (f"# {number}",), 1) for number in range(5)], parallel=2):
         running += 1 if status is None else -1
         most = max(most, running)
     assert most == 2
@@ -43,7 +43,7 @@ def test_no_more_than_so_many_run_at_once(tmp_path: Path) -> None:
 
 def test_closing_stops_what_runs_and_begins_nothing_more(tmp_path: Path) -> None:
     names = ("a", "b", "c")
-    events = run_here([Script(tmp_path, (WAIT.format(name, "never"),), 1) for name in names], at_once=2)
+    events = run_here([Script(tmp_path, (WAIT.format(name, "never"),), 1) for name in names], parallel=2)
     next(events)
     next(events)
     wait_until(lambda: all((tmp_path / name).exists() for name in ("a", "b")))
@@ -56,7 +56,7 @@ def test_closing_stops_what_runs_and_begins_nothing_more(tmp_path: Path) -> None
 def test_what_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "PATIENCE", 0.2)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT.format("deaf", "never")
-    events = run_here([Script(tmp_path, (deaf,), 1)], at_once=1)
+    events = run_here([Script(tmp_path, (deaf,), 1)], parallel=1)
     next(events)
     wait_until(lambda: (tmp_path / "deaf").exists())
     events.close()
@@ -71,8 +71,8 @@ def test_a_process_has_its_threads_its_variables_and_its_log(tmp_path: Path, mon
     shell.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(shell))
     job = Job(tmp_path / "runs" / "one", ("run", "digits"), 3, {"SGP_DATA": "there"})
-    assert [status for _, status in run_here([job], at_once=1)] == [None, 5]
-    assert list(run_here([job], at_once=1))[-1] == (job, 5)
+    assert [status for _, status in run_here([job], parallel=1)] == [None, 5]
+    assert list(run_here([job], parallel=1))[-1] == (job, 5)
     line = "-m sgp.experiments.tether run digits 3 3 there\nwrong\n"
     assert job.log.read_text() == 2 * line  # what was written before is kept
 
