@@ -377,9 +377,9 @@ def test_an_interrupted_and_a_killed_sweep_leave_no_process_and_resume_to_the_sa
     run(tmp_path / "whole", config)
 
     sweep = started("grid.yaml")
-    until(lambda: epochs(path) > 3)
+    wait_until(lambda: epochs(path) > 3)
     sweep.terminate()  # handled like Ctrl-C, which a process in the background may ignore
-    output, _ = sweep.communicate(timeout=PATIENCE)
+    output, _ = sweep.communicate(timeout=CEILING)
     assert sweep.returncode == 130
     assert "Stopped with 0 of 1 runs finished; resume with: sgp sweep grid.yaml" in output
     assert "Stopped; resume with: sgp run" in (path / "output.log").read_text()
