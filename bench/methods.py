@@ -34,7 +34,7 @@ def rows(*, rounds: int) -> list[Row]:
     """Seconds per step of each method; the ratio is to GPM's."""
     torch.manual_seed(0)
     # Of all training on one GPU, whatever it consists of.
-    published = paper.table("time", BENCHMARK)
+    published = paper.times(BENCHMARK)
     tasks = [_task(head) for head in range(LEARNED + 1)]
     stream = Stream([task.name for task in tasks[:LEARNED]], (3, 32, 32), CLASSES, tasks.__getitem__)
     learners = {method: learned(_config(method), stream) for method in METHODS}

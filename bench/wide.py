@@ -36,7 +36,7 @@ GOAL_BYTES = 20e6
 
 
 def make_data(dimension: int, exponent: float, seed: int) -> Tensor:
-    """Return rows whose singular values fall off as a power of their number. [ROWS, dimension]"""
+    """Return rows whose singular values fall off as a power of their number, [ROWS, dimension]."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(ROWS, dimension, generator=generator) * torch.arange(1, dimension + 1) ** -exponent
     for _ in range(4):  # reflections turn the axes, and cost nothing beside a rotation of 8192 dimensions

@@ -112,7 +112,12 @@ def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [
+        *ROOT.glob("*.md"),
+        ROOT / "results/README.md",
+        ROOT / "examples/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", text):
             path = page.parent / target if target else page
@@ -120,3 +125,14 @@ def test_links_between_pages_lead_somewhere() -> None:
             if anchor:
                 titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
                 assert anchor[1:] in {re.sub(r"[^a-z0-9 -]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+def test_the_repository_has_one_address_everywhere() -> None:
+    places = {
+        "CITATION.cff": r'^repository-code: "(.+)"$',
+        "pyproject.toml": r'^Repository = "(.+)"$',
+        "mkdocs.yml": r"^repo_url: (.+)$",
+    }
+    found = {name: re.findall(pattern, (ROOT / name).read_text(), re.M) for name, pattern in places.items()}
+    assert all(found.values())
+    assert len({address for addresses in found.values() for address in addresses}) == 1, found

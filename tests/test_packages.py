@@ -21,6 +21,7 @@ PACKAGES = [
     "registry",
     "extras",
     "settings",
+    "yaml_file",
     "integrations",
     "networks",
     "methods",

@@ -119,7 +119,7 @@ def assert_same_trace(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def trained_net() -> Net:
-    """A network in the midst of training: gradients, statistics that have moved, a layer kept in eval mode."""
+    """Build a network in the middle of training: with gradients, moved statistics and a layer in eval mode."""
     torch.manual_seed(3)
     model = Net()
     model(images(8)).sum().backward()

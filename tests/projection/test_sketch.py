@@ -27,7 +27,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_power_law(rows: int, exponent: float, seed: int = 0) -> Tensor:
-    """Return rows whose singular values fall off as a power of their number. [rows, D]"""
+    """Return rows whose singular values fall off as a power of their number, [rows, D]."""
     generator = torch.Generator().manual_seed(seed)
     turn = torch.linalg.qr(torch.randn(D, D, generator=generator)).Q
     return (torch.randn(rows, D, generator=generator) * torch.arange(1, D + 1).float() ** -exponent) @ turn

@@ -20,6 +20,7 @@ COMMANDS = {
     "list": "listing",
     "show": "show",
     "report": "report",
+    "reproduce": "reproduce",
     "data": "data",
 }
 OVERVIEW = """usage: sgp COMMAND [OPTIONS]
@@ -33,6 +34,7 @@ Continual learning by scaled gradient projection.
   sgp list [KIND]          list benchmarks, methods and networks
   sgp show RUN ...         show accuracies and metrics of runs
   sgp report RUN ...       write a page with the paper's tables and figures
+  sgp reproduce [TABLE]    compare committed runs with the paper, run what is missing
   sgp data get NAME        download a data set
   sgp data check [DIR]     check the data sets in a folder
 

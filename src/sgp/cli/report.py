@@ -1,4 +1,4 @@
-"""``sgp report RUN ...``"""
+"""Command ``sgp report RUN ...``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
 from sgp.cli.importing import import_file
 from sgp.cli.interrupt import raise_on_interrupt
-from sgp.report import missing
+from sgp.report import find_missing_packages
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"sgp report: {error}", file=sys.stderr)
         return 2
-    lacking = missing()
+    lacking = find_missing_packages()
     if lacking:
         print(f"sgp report: {lacking}", file=sys.stderr)
         return 2
@@ -48,7 +48,7 @@ def _write(options: Options) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from sgp.report.words import count
+    from sgp.report.words import format_count
     from sgp.report.write import ReportError, write_report
 
     raise_on_interrupt()
@@ -67,9 +67,10 @@ def _write(options: Options) -> int:
         return 1
     for each in report.left_out:
         print(f"sgp report: {each.path} is left out: {each.reason}", file=sys.stderr)
-    runs = sum(len(each.runs) for each in report.groups)
+    runs = format_count(sum(len(each.runs) for each in report.groups), "run")
+    tables, figures = format_count(report.tables, "table"), format_count(report.figures, "figure")
     console.print(
-        f"{count(runs, 'run')}, {count(report.tables, 'table')}, {count(report.figures, 'figure')}: {report.page}",
+        f"{runs}, {tables}, {figures}: {report.page}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -20,7 +20,7 @@ from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.report import missing
+from sgp.report import find_missing_packages
 
 # Methods by their label in the table.
 METHODS = {"finetuning": "finetune", "GPM": "gpm", "SGP": "sgp"}
@@ -117,7 +117,7 @@ def _read_outcome(folder: RunFolder) -> Outcome:
 
 def _write_page(out: Path) -> str:
     """Write the page of all runs, and return a line that says where it is."""
-    lacking = missing()
+    lacking = find_missing_packages()
     if lacking:
         return f"Runs: {out / 'runs'}. No page was written: {lacking}"
     from sgp.report.write import write_report

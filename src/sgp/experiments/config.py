@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -24,6 +23,7 @@ from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, 
 from sgp.registry import unknown
 from sgp.rl.settings import PPOSettings
 from sgp.settings import MAX_SEED, Settings, find_options, setting, validate_fields
+from sgp.yaml_file import load_yaml
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
@@ -375,42 +375,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must have names and values, such as `benchmark: digits`")
     return content
-
-
-def load_yaml(path: Path | Traversable) -> Any:
-    """Load a YAML file of plain values; nothing in it is executed.
-
-    Raises:
-        ValueError: The file is not YAML, or has a name twice, of which YAML would take the last.
-    """
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        for nodes in _iterate_mappings(node, yaml.MappingNode):
-            names = [name.value for name, _ in nodes if isinstance(name, yaml.ScalarNode)]
-            duplicates = sorted({name for name in names if names.count(name) > 1})
-            if duplicates:
-                raise ValueError(f"{path} has {' and '.join(duplicates)} twice")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-
-
-def _iterate_mappings(node: Any, kind: type[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """Yield the names and values of each mapping in a file once."""
-    seen, left = set(), [node]
-    while left:
-        node = left.pop()
-        if node is None or id(node) in seen or isinstance(node.value, str):
-            continue
-        seen.add(id(node))
-        if isinstance(node, kind):
-            yield node.value
-            left += [value for _, value in node.value]
-        else:
-            left += node.value
 
 
 def as_yaml(config: AnyConfig) -> str:

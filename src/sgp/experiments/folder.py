@@ -27,12 +27,14 @@ import torch
 import sgp
 from sgp import storage
 from sgp.experiments.config import AnyConfig, GameConfig, as_yaml, find_differences, read_recorded
+from sgp.experiments.record import CONFIG as CONFIG
+from sgp.experiments.record import METRICS as METRICS
+from sgp.experiments.record import RunError as RunError
+from sgp.experiments.record import iterate_events as iterate_events
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 
-CONFIG = "config.yaml"
 VERSIONS = "versions.json"
-METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
@@ -40,10 +42,6 @@ FORMAT = 1
 # Pattern of files that a process was writing when it was killed.
 LEFTOVER = f".*.{'[0-9a-f]' * 32}"
 GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
-
-
-class RunError(RuntimeError):
-    """Raised when a run cannot start or continue; the message says why and what to do."""
 
 
 class RunFolder:
@@ -301,20 +299,6 @@ class RunFolder:
 def _wrap_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a part's file."""
     return {"format": FORMAT, "state": dict(state)}
-
-
-def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a metrics file without an incomplete last line."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict) or "event" not in event:
-            raise RunError(f"{path} is damaged in line {number}")
-        yield event
 
 
 def list_packages(config: AnyConfig) -> tuple[str, ...]:

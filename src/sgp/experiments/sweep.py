@@ -20,9 +20,9 @@ from sgp.experiments.config import (
     find_differences,
     find_near_settings,
     find_owners,
-    load_yaml,
 )
 from sgp.registry import unknown
+from sgp.yaml_file import load_yaml
 
 # Settings that are part of every run's name.
 NAMED = (*CHOICES, "order", "seed")
@@ -73,7 +73,20 @@ def read_sweep(target: str, overrides: Mapping[str, Any] = MappingProxyType({}))
             two different runs would have one name; the message says what is accepted.
     """
     source = _find_source(target)
-    content = load_yaml(source)
+    return expand_grids(load_yaml(source), str(source), overrides)
+
+
+def expand_grids(content: Any, source: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Sweep:
+    """Return the sweep of a grid, or of a list of grids.
+
+    Args:
+        content: Grids as in a sweep file.
+        source: Where the grids are from, for errors.
+        overrides: Settings that replace those of the grids.
+
+    Raises:
+        ValueError: As `read_sweep`.
+    """
     grids = content if isinstance(content, list) else [content]
     if not grids or not all(isinstance(g, dict) and g and all(isinstance(n, str) for n in g) for g in grids):
         raise ValueError(f"{source} must have names and values, such as `method: [gpm, sgp]`, or a list of such grids")
@@ -171,7 +184,7 @@ def _format_word(value: Any) -> str:
 
 
 def _add_point(points: dict[str, Point], point: Point) -> None:
-    """Add a point unless the same run already exists."""
+    """Add a point, unless the same run already exists."""
     if len(point.name) > LONGEST_NAME:
         raise ValueError(f"{point.name!r} is too long for a folder's name: vary fewer settings in one file")
     key = as_yaml(point.config)

@@ -27,7 +27,7 @@ if dist.is_available():
     # PyTorch imports this with the first optimizer, and the default arguments of its functions are the process group of
     # that moment. If one were set up by then, destroy_process_group could not end its threads, which may abort the
     # process if they outlive the interpreter.
-    import torch.distributed.nn.functional
+    import torch.distributed.nn.functional  # noqa: F401
 
 R = TypeVar("R")
 V = TypeVar("V")

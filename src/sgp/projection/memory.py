@@ -259,7 +259,7 @@ class GradientMemory:
             every: Number of steps whose change is projected at once. The cost is divided by this number, and the
                 guarantees hold at every such step; in between, ``hook.flush()`` projects immediately, and ``with
                 hook.projected():`` evaluates the projected weights. An update and every state dict flush first; an
-                average of weights that is taken in between is not projected. 1 is the paper's algorithm.
+                average of weights between two projections is not projected. 1 is the paper's algorithm.
 
         Returns:
             A hook that shows the modes of the layers and can be detached.
