@@ -20,10 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import epoch, methods, peak, resnet18, rl, small, steps, texts, update
+from bench import epoch, methods, peak, resnet18, rl, small, steps, texts, update, wide
 from bench.row import Row, as_ratio
 
-MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "resnet18", "rl", "small", "texts", "update", "peak")
+MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "resnet18", "rl", "small", "texts", "update", "wide", "peak")
 
 
 def cpu() -> str:
@@ -115,6 +115,7 @@ def main() -> None:
         "small": ("steps of small networks", lambda: small.rows(rounds=20 if quick else 200)),
         "texts": ("MiniLM steps", lambda: texts.rows(rounds=1 if quick else 5)),
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
+        "wide": ("updates of wide layers", lambda: wide.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
     }
     kept: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What the published code does, in our own words: the slow forms that the measurements compare with.
+"""The published code's updates and steps, rewritten here: the slow forms that measurements compare with.
 
 Representations are [d, n] with one input per column, as there. Convolutions have theirs in float64 and
 linear layers in float32, because that is what the published patch loop and activations give.

@@ -27,6 +27,7 @@ from sgp.benchmarks.settings.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.collect import collect_inputs
+from sgp.projection.gram import GramPath
 from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Subspace
 
@@ -102,7 +103,11 @@ def samples_and_threshold(model: AlexNet, images: Tensor, seed: int) -> list[dic
     batches = shuffled(images, seed)
     statistics = {
         count: collect_inputs(
-            model, batches, layers, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
+            model,
+            batches,
+            layers,
+            samples=dict.fromkeys(names, count),
+            paths=dict.fromkeys(names, GramPath(threshold=max(TABLE_THRESHOLDS))),
         )
         for count in TABLE_SAMPLES
     }
@@ -137,7 +142,7 @@ def ranks(memory: sgp.GradientMemory) -> dict[str, int]:
 
 
 def importances(memory: sgp.GradientMemory) -> dict[str, dict[str, float]]:
-    """Of each layer: how many bases are fully blocked, and the free capacity."""
+    """Return how many bases of each layer are fully blocked, and its free capacity."""
     return {name: {"blocked": s.blocked, "free": round(s.free, 4)} for name, s in memory.subspaces.items()}
 
 

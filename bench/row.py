@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, three ways, and how the ratio stands to its goal.
+    """Measured amounts, their ratio and its goal.
 
     Attributes:
         name: what was measured.

@@ -140,7 +140,7 @@ def _update(learner: SupervisedTrainer, task: Task, rounds: int, benchmark: str)
 
 
 def _flops(learner: SupervisedTrainer, task: Task) -> dict[str, float]:
-    """Of a mean step: of its products with weights, and of the projection that a memory adds to it."""
+    """Count the operations of a mean step: of its products with weights, and of the projection."""
     method, network = learner.method, learner.network
     if not isinstance(method, GPM):
         return {}

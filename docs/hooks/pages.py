@@ -15,12 +15,17 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 # File of the repository -> page of the site that it is.
-ELSEWHERE = {"results/README.md": "results.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ELSEWHERE = {
+    "results/README.md": "results.md",
+    "examples/README.md": "examples.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """A folder in the navigation is its index.md and the pages that this links to, in that order."""
+    """Replace a folder in the navigation by its index.md and the pages that it links to, in order."""
     config.nav = _expanded(config.nav)
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import Anchor, extend_rows, list_tensors
+from sgp.projection.batches import evaluation_pass, move_batch
 from sgp.projection.check import check_reference, swap_weights
-from sgp.projection.collect import evaluation_pass, move_batch
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.precision import full_precision, has_float64
 from sgp.projection.sharded import find_fsdp_modules

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.written import image_set
+
+from sgp.benchmarks.datasets import cifar
+from sgp.benchmarks.datasets.images import ImageSet
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +28,11 @@ def real_data() -> Path:
     if not os.environ.get("SGP_DATA"):
         pytest.skip("set $SGP_DATA to a folder that holds the real data sets")
     return Path(os.environ["SGP_DATA"])
+
+
+@pytest.fixture
+def cifar100(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
+    """Replace CIFAR-100 by a small image set with its classes."""
+    images = image_set(classes=100, train_each=8, test_each=2)
+    monkeypatch.setattr(cifar, "read", lambda directory: images)
+    return images

@@ -51,7 +51,7 @@ def test_train_and_test_images_are_permuted_alike() -> None:
         centred = inputs - inputs.mean(dim=0)
         return centred.T @ centred / len(inputs)
 
-    # Which pixels vary together tells where they went, and is nearly the same in both sets of images.
+    # Correlations of pixels identify their places, and are nearly the same in both sets of images.
     for task in (first, second):
         same = torch.dist(correlations(task.train.inputs), correlations(task.test.inputs))
         assert same < 0.2 * correlations(task.train.inputs).norm()

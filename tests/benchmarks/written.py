@@ -40,6 +40,11 @@ def image_set(classes: int, train_each: int, test_each: int, side: int = 32, cha
     return ImageSet(*parts, classes=[f"class {label}" for label in range(classes)])
 
 
+def are_equal(one: ImageSet, other: ImageSet) -> bool:
+    tensors = ("train", "train_labels", "test", "test_labels")
+    return one.classes == other.classes and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors)
+
+
 def dump(path: Path, content: object, protocol: int = 2) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:

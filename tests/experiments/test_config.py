@@ -1,4 +1,4 @@
-"""What a run is: names and values that are checked before anything is loaded, and files that say the same."""
+"""Configs: names and values are checked before anything is loaded, and files contain the same."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines where there is no terminal, a live line at one."""
+"""Progress displays: plain lines without a terminal, a live line at one."""
 
 import io
 from typing import Any

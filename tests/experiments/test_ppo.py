@@ -96,7 +96,7 @@ def test_updates_are_written_down_with_the_scores_of_the_games_that_ended(tmp_pa
     ]
     assert [entry["lr"] for entry in found[:3]] == pytest.approx([0.01, 0.02 / 3, 0.01 / 3])
     for entry in found:
-        # Four copies of eight steps: each plays a game of six signs and begins another, or goes on with it.
+        # Four copies of eight steps: each plays a game of six signs and begins another, or continues it.
         assert entry["games"] in (4, 8)
         assert -6 <= entry["score"] <= 6 * PAY
         assert entry["entropy"] > 0

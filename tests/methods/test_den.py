@@ -50,7 +50,7 @@ def test_the_first_task_decays_and_shrinks_its_weights() -> None:
 
 
 def make_sparse() -> DEN:
-    """Unit 0 and 1 of the upper layer hear units 0, 2 and 3 of the lower one; the head's weights are set by tests."""
+    """Build a network whose upper units 0 and 1 read units 0, 2 and 3 of the lower layer; tests set the head."""
     method = make_after_first_task(l1=0.01)
     lower, upper = method.network.hidden
     with torch.no_grad():

@@ -107,7 +107,7 @@ def test_no_task_trusted_at_all_is_a_setting() -> None:
 
 
 class OneLayer(nn.Module):
-    """Whose gradient is what a test wants: with logits x W^T, labels 0 and W = 0 it is proportional to -mean x."""
+    """A layer whose gradient a test chooses: with logits x W^T, labels 0 and W = 0 it is proportional to -mean x."""
 
     def __init__(self) -> None:
         super().__init__()

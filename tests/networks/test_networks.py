@@ -47,6 +47,17 @@ def test_options_are_those_that_are_named(name: str, inputs: tuple[int, ...]) ->
         NETWORKS[name].build(inputs, (3,), depth=4)
 
 
+@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+def test_with_batch_statistics_only_an_image_depends_on_the_rest_of_the_batch(name: str, statistics: str) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(8, 3, 32, 32)
+    model = NETWORKS[name].build((3, 32, 32), (10,), statistics=statistics).eval()
+    alone, together = model(images[:4], 0), model(images, 0)[:4]
+    assert torch.allclose(alone, together, atol=1e-5) is (statistics == "stored")
+    assert bool(list(model.buffers())) is (statistics == "stored")
+
+
 def test_an_unknown_name_is_reported_with_the_nearest_names() -> None:
     with pytest.raises(UnknownName, match="alexnet"):
         NETWORKS["alexnt"]
@@ -79,7 +90,7 @@ def test_a_memory_protects_every_layer(name: str, inputs: tuple[int, ...]) -> No
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """A copy of a layer's weight [outputs, inputs], with its bias as one more column."""
+    """Return a copy of a layer's weight [outputs, inputs], with its bias as one more column."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     columns = [layer.weight.detach().flatten(1)]
     if layer.bias is not None:

@@ -98,7 +98,7 @@ def test_a_grown_network_is_consistent_and_can_be_trained(kind: str) -> None:
     for name in get_sizes(network, axes):
         layer = network.get_submodule(name)
         assert layer.weight.grad[-10:].any(), name
-    # The modules say how large they are, so that their kind could be built anew.
+    # The modules have attributes with their sizes, by which equal modules can be created.
     for module in network.modules():
         if isinstance(module, nn.Linear):
             assert (module.out_features, module.in_features) == module.weight.shape

@@ -1,6 +1,7 @@
 """Updates of one memory over two processes."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 import sgp
 from sgp import storage
+from sgp.projection import sketch
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
+from sgp.projection.subspace import Subspace
 
 # Few rows for the wide layer and many for the narrow one: both forms of a Gram matrix; and tokens.
 SAMPLES = 23
@@ -64,6 +67,41 @@ def train_two_tasks(model: nn.Module, memory: sgp.GradientMemory, loaders: list[
     memory.update(loaders[1], **options)
 
 
+WIDTH = 512
+
+
+def draw_wide(kind: str) -> Tensor:
+    """Return rows of fast falling energy; of the second process's rows, ``"late"`` ones end in other directions."""
+    generator = torch.Generator().manual_seed(7)
+    turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator)).Q
+    rows = (torch.randn(3000, WIDTH, generator=generator) / torch.arange(1, WIDTH + 1) ** 1.5) @ turn
+    if kind == "late":
+        rows[-300:] = torch.randn(300, WIDTH, generator=generator)
+    return rows
+
+
+def update_wide(kind: str, rank: int) -> dict[str, Any]:
+    """Two updates of a wide layer whose inputs are not collected in float64; the ranks have unequal shares."""
+    sketch.LEAST_BUFFER, sketch.ROWS_PER_PRODUCT = 32, 32
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, 3, bias=False)
+    if kind == "sharded":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    memory = sgp.GradientMemory(model, threshold=0.95, gram="float32" if kind == "float32" else "sketch")
+    own = draw_wide(kind)[: 1200 if rank == 0 else None][0 if rank == 0 else 1200 :]
+    reports = [memory.update(list(own.split(100))) for _ in range(2)]
+    bases = memory.subspaces["(model)"]
+    assert isinstance(bases, Subspace)
+    rows, basis = draw_wide(kind).double(), bases.basis[0].double()
+    return {
+        "digest": storage.digest(memory.state_dict()),
+        "captured": float((rows @ basis).square().sum() / rows.square().sum()),
+        "reports": [[(layer.path, layer.passes, layer.captured, layer.added) for layer in r.layers] for r in reports],
+    }
+
+
 def list_native_threads() -> list[str]:
     """Return the names of all native threads of this process."""
     return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
@@ -86,6 +124,8 @@ def run_process(out: str, mode: str) -> None:
             train_two_tasks(model, memory, loaders, samples=7)
         elif mode == "alone":
             memory.update(loaders[0], distributed=False)
+        elif mode.startswith("wide"):
+            outcome |= update_wide(mode.partition(" ")[2], rank)
         elif mode == "fails":
             memory.update([make_data(0).tensors[0]] if rank == 0 else [])
         elif mode == "settings":
@@ -94,7 +134,8 @@ def run_process(out: str, mode: str) -> None:
             memory.update(loaders[0], samples=1)
     except (ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
-    outcome["digest"] = storage.digest(memory.state_dict())
+    outcome.setdefault("digest", "")
+    outcome["digest"] += storage.digest(memory.state_dict())
     outcome["tasks"] = memory.tasks
     if mode in ("whole", "few"):
         memory.save(Path(out) / f"{rank}.safetensors")
@@ -137,6 +178,22 @@ def test_all_processes_have_the_memory_of_a_single_process(mode: str, tmp_path: 
     weights = torch.load(tmp_path / "0.pt", weights_only=True)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "path", "passes"),
+    [("float32", "float32", 1), ("sketch", "sketch", 1), ("late", "float32", 2), ("sharded", "sketch", 1)],
+)
+def test_wide_layers_are_certified_over_all_processes(kind: str, path: str, passes: int, tmp_path: Path) -> None:
+    outcomes = run_processes(__file__, tmp_path, f"wide {kind}")
+    assert "error" not in outcomes[0], outcomes[0]["error"]
+    assert outcomes[0]["digest"] == outcomes[1]["digest"]
+    assert outcomes[0]["reports"] == outcomes[1]["reports"]
+    ((first,), (second,)) = outcomes[0]["reports"]
+    assert first[:2] == [path, passes]
+    assert 0.95 <= first[2] <= outcomes[0]["captured"]
+    assert second[3] == 0
 
 
 @pytest.mark.slow
@@ -213,3 +270,5 @@ def test_rows_are_gathered_on_the_device_of_the_backend(monkeypatch: pytest.Monk
 
 if __name__ == "__main__":
     run_process(sys.argv[1], sys.argv[2])
+    if sys.argv[2] == "wide sharded":
+        os._exit(0)  # fully_shard keeps the group and its threads, which may abort an interpreter that ends around them

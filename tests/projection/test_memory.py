@@ -971,7 +971,8 @@ def test_repr_shows_the_settings() -> None:
     memory = GradientMemory(make_model(), threshold=0.8, alpha=math.inf)
     settings = (
         "threshold=0.8, alpha=inf, exclude=[], bias='protect', rest='freeze', "
-        "numerics={'first_rank': 'minimal', 'truncation': 'before', 'orthogonalise': True}, store='float32'"
+        "numerics={'first_rank': 'minimal', 'truncation': 'before', 'orthogonalise': True}, store='float32', "
+        "gram='auto'"
     )
     assert repr(memory) == f"GradientMemory(layers=3, tasks=0, {settings})"
     memory.update(make_batches(0))

@@ -37,6 +37,7 @@ def test_a_batch_shows_rows_and_shared_matrices() -> None:
     }
     assert plan.bytes == 800 + 8 * 17**2 + 8 * 24**2
     assert plan.passes == 1
+    assert plan.seconds is not None
     assert plan.seconds > 0
     assert "query, key" in str(plan)
     assert memory.tasks == 0
@@ -61,7 +62,7 @@ def test_a_batch_is_run_in_the_passes_of_an_update(monkeypatch: pytest.MonkeyPat
 
     def watched(*args: Any, **kwargs: Any) -> dict[str, InputGram]:
         found = collect_inputs(*args, **kwargs)
-        sizes.append(sum(statistic.nbytes for statistic in {id(s): s for s in found.values()}.values()))
+        sizes.append(sum(gram.nbytes for gram in {id(s): s for s in found.values()}.values()))
         return found
 
     monkeypatch.setattr("sgp.projection.plan.collect_inputs", watched)
@@ -91,9 +92,48 @@ def test_each_pass_takes_the_time_of_its_own_layers(monkeypatch: pytest.MonkeyPa
         assert plan.seconds == pytest.approx(2 * 20 / 10)
 
 
+def test_a_wide_layer_takes_half_a_matrix_in_float32() -> None:
+    model = nn.Linear(1024, 16, bias=False)
+    plans = {gram: sgp.GradientMemory(model, threshold=0.9, gram=gram).plan(5000) for gram in ("float64", "auto")}
+    assert plans["float64"].bytes == 8 * 1024**2
+    assert plans["auto"].bytes == 4 * 1024 * (1024 + 256) < plans["float64"].bytes
+    assert [layer.path for layer in plans["auto"].layers] == ["float32"]
+    few = sgp.GradientMemory(model, threshold=0.9).plan(1000).layers[0]
+    assert (few.bytes, few.flops) == (4 * 1000 * 1024, 0)
+
+
+def test_a_model_on_the_meta_device_is_planned_without_values() -> None:
+    tokens = torch.zeros(5, 12, dtype=torch.int64)
+    expected = sgp.GradientMemory(Attention(), threshold=0.9).plan(200, tokens)
+    with torch.device("meta"):
+        model = Attention()
+    plan = sgp.GradientMemory(model, threshold=0.9).plan(200, tokens.to("meta"))
+    assert plan.seconds is None
+    assert plan.layers == expected.layers
+    assert plan.bytes == expected.bytes
+    assert str(plan).splitlines()[0].startswith("at most 7.7 kB in 1 pass (7.7 kB in all), ")
+
+
+def test_a_mask_on_the_meta_device_admits_all_positions() -> None:
+    with torch.device("meta"):
+        model, tokens, mask = Attention(), torch.zeros(5, 12, dtype=torch.int64), torch.ones(5, 12)
+    plan = sgp.GradientMemory(model, threshold=0.9).plan(200, tokens, mask=lambda batch: mask)
+    assert [layer.rows for layer in plan.layers] == [2400, 2400, 2000]
+
+
+def test_layers_whose_names_differ_in_numbers_only_are_one_line() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(5)), nn.Linear(8, 2))
+    lines = str(sgp.GradientMemory(model, threshold=0.9).plan(100)).splitlines()
+    assert len(lines) == 3
+    assert lines[2].split()[0] == "6"
+    assert lines[2].endswith("  *")
+
+
 def test_more_samples_take_more_time() -> None:
     memory = sgp.GradientMemory(nn.Linear(256, 8), threshold=0.9)
     few, many = memory.plan(1_000).seconds, memory.plan(10_000_000).seconds
+    assert few is not None
+    assert many is not None
     assert many > 10 * few
 
 

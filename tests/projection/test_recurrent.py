@@ -264,7 +264,7 @@ def collect_grams(model: nn.Module, batches: Sequence[Any], **options: Any) -> d
     layers = list(scan_model(model, ScanRules(bias="freeze")).layers.values())
     names = [layer.name for layer in layers]
     samples = dict.fromkeys(names, options.pop("samples", None))
-    return collect_inputs(model, batches, layers, samples=samples, precise=dict.fromkeys(names, True), **options)
+    return collect_inputs(model, batches, layers, samples=samples, **options)
 
 
 def assert_are_rows_of(found: dict[str, InputGram], expected: dict[str, Tensor]) -> None:

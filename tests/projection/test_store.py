@@ -21,10 +21,10 @@ LEFT = {"float32": 1e-6, "bfloat16": 0.01, "int8": 0.03}
 
 def make_rows(n: int, seed: int, dimension: int = 40, groups: int = 1) -> InputGram:
     generator = torch.Generator().manual_seed(seed)
-    statistic = InputGram(groups, dimension, precise=True)
+    gram = InputGram(groups, dimension, precise=True)
     scale = 0.7 ** torch.arange(dimension)
-    statistic.add(torch.randn(groups, n, dimension, generator=generator) * scale.roll(seed))
-    return statistic
+    gram.add(torch.randn(groups, n, dimension, generator=generator) * scale.roll(seed))
+    return gram
 
 
 @settings(max_examples=25, deadline=None)

@@ -25,9 +25,9 @@ def counted(indices: Tensor) -> TokenCounts:
 
 
 def one_hot(indices: Tensor) -> InputGram:
-    statistic = InputGram(1, WORDS, precise=True)
-    statistic.add(F.one_hot(indices, WORDS).double().unsqueeze(0))
-    return statistic
+    gram = InputGram(1, WORDS, precise=True)
+    gram.add(F.one_hot(indices, WORDS).double().unsqueeze(0))
+    return gram
 
 
 # How often each token comes in two tasks: all different, so that no order is left open.
@@ -56,9 +56,9 @@ def test_bases_and_importances_are_those_of_a_dense_subspace_on_one_hot_rows(
     tokens.subtract_projection_(mine, None, mine, None)
     dense.subtract_projection_(theirs, None, theirs, None)
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
-    statistic = counted(torch.tensor([0, 0, 3, 8]))
+    gram = counted(torch.tensor([0, 0, 3, 8]))
     torch.testing.assert_close(
-        tokens.compute_captured_energy(statistic), dense.compute_captured_energy(one_hot(torch.tensor([0, 0, 3, 8])))
+        tokens.compute_captured_energy(gram), dense.compute_captured_energy(one_hot(torch.tensor([0, 0, 3, 8])))
     )
 
 

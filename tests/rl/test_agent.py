@@ -77,7 +77,7 @@ def test_new_episodes_start_with_each_call(network: ActorCritic) -> None:
 def test_returns_end_with_an_episode_and_are_bootstrapped_only_where_it_was_truncated(
     network: ActorCritic,
 ) -> None:
-    # A life is lost after steps 2 and 4 of a game, and it is cut off after step 5.
+    # A life is lost after steps 2 and 4 of a game, and it is truncated after step 5.
     training = small(gamma=0.9, gae_lambda=0.8).trainer
     agent = Agent(network, 0, SignEnv("two", Signs(length=50, cut=5), 4), training, lambda agent: None)
     steps: list[StepResult] = []

@@ -29,7 +29,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def sgp(*arguments: str) -> int:
-    BENCHMARKS._known.pop("signs", None)  # the command imports it anew
+    BENCHMARKS._known.pop("signs", None)  # the command imports it again
     try:
         return main(list(arguments))
     except SystemExit as end:
@@ -46,7 +46,7 @@ def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
     assert "accumulated normalised reward" in output
 
     plays = iter(range(10**6))
-    # The command imports the file anew, so that the class is another; what they share is their base.
+    # The command imports the file again, so its class is another one with the same base.
     from sgp.rl.games import GameEnv
 
     step = GameEnv.step_wait
@@ -58,7 +58,7 @@ def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
 
     monkeypatch.setattr(GameEnv, "step_wait", step_wait)
     assert sgp("run", *stub, "--name", "again") == 130
-    assert "Stopped; go on with: sgp run runs/again --resume" in capsys.readouterr().out
+    assert "Stopped; resume with: sgp run runs/again --resume" in capsys.readouterr().out
     monkeypatch.setattr(GameEnv, "step_wait", step)
     assert sgp("run", "runs/again", "--resume", *STUB) == 0
     assert "resuming after task" in capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_a_mistake_is_reported_before_the_run_starts(
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "module", "told"),
+    ("benchmark", "module", "message"),
     [
         ("minatar", "minatar", 'this needs minatar: pip install "sgp-torch[minatar]"'),
         ("minatar", "stable_baselines3", 'this needs stable-baselines3: pip install "sgp-torch[rl]"'),
@@ -110,11 +110,11 @@ def test_a_mistake_is_reported_before_the_run_starts(
     ],
 )
 def test_a_missing_extra_is_reported_in_one_line(
-    benchmark: str, module: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    benchmark: str, module: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert sgp("run", benchmark) == 2
-    assert capsys.readouterr().err == f"sgp run: {told}\n"
+    assert capsys.readouterr().err == f"sgp run: {message}\n"
 
 
 def test_games_have_no_settings_of_supervised_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""What a run is and what it leaves behind: its config, its folder, its checkpoints and its metrics."""
+"""Runs: their config, their folder with metrics and checkpoints, their trainers, and sweeps of runs."""

@@ -13,8 +13,8 @@ MMAP_THRESHOLD = -3, 32 << 20
 def keep_freed_memory() -> None:
     """Let the process keep up to 256 MiB of freed memory, so that each step reuses the pages of the previous one.
 
-    By default glibc returns large blocks to the kernel, and the next step faults them in again. That takes a tenth of
-    AlexNet's steps. Numbers do not change. Other C libraries have no such setting, and nothing happens.
+    By default glibc returns large blocks to the kernel, and the next step faults them in again: thousands of pages in
+    a step of AlexNet. Results do not change. Other C libraries have no such setting, and nothing happens.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

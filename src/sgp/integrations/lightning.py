@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, make_forward
+from sgp.projection.batches import evaluation_pass, make_forward
 from sgp.projection.modes import Mode
 
 if TYPE_CHECKING:

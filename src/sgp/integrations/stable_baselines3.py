@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, preserve_random_state
+from sgp.projection.batches import evaluation_pass, preserve_random_state
 from sgp.projection.modes import Mode
 
 try:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sgp import storage
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, get_mask, make_forward
+from sgp.projection.batches import evaluation_pass, get_mask, make_forward
 from sgp.projection.modes import Mode
 
 try:
@@ -183,7 +183,7 @@ def _first_batch(batches: DataLoader[Any], size: int) -> Any:
             samples = data.__getitems__(list(range(min(size, len(data)))))
         else:
             samples = [data[index] for index in range(min(size, len(data)))]
-    except (LookupError, TypeError):  # keys are no numbers; if the dataset is faulty, training will raise
+    except (LookupError, TypeError):  # keys may be of another type; if the dataset is faulty, training will raise
         return None
     return batches.collate_fn(samples)
 

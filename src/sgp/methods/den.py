@@ -22,7 +22,7 @@ from sgp.patterns import check_patterns
 
 @dataclass(frozen=True)
 class Phase:
-    """What a step does beside reducing the loss; the names are those of the settings."""
+    """Penalties and shrinkage of the steps of a phase, under the names of the settings."""
 
     l1: float = 0.0
     l2: float = 0.0

@@ -119,6 +119,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
             bias=settings.bias,
             rest=self.rest,
             numerics=Numerics(settings.first_rank, settings.truncation, settings.orthogonalise),
+            gram="float64",
             # The run's own checkpoint has the weights.
             anchor=False,
         )
@@ -138,7 +139,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
     @property
     def rest(self) -> Literal["freeze", "free"]:
-        """What the memory does with parameters of layers without bases."""
+        """Whether the memory freezes or frees parameters of layers without bases."""
         return "freeze"
 
     def attach(self, optimizer: Optimizer) -> None:

@@ -127,7 +127,7 @@ class Region:
 
 
 class Learned(TypedDict):
-    """What is stored of a learned task.
+    """Spaces and scales of a learned task.
 
     Attributes:
         spaces: Space of the task in each layer.

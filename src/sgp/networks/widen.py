@@ -87,7 +87,7 @@ def rearrange(network: nn.Module, axes: Sequence[Axis], name: str, chosen: Tenso
     extend; in a BatchNorm they have the initial values.
 
     Args:
-        network: Network to change. Its resized parameters are new objects, of which optimizers must be told.
+        network: Network to change. Its resized parameters are new objects, which must be added to optimizers.
         axes: Axes of the network.
         name: Name of the layer.
         chosen: Number of the old unit at each place, or NEW: [units], integer. A unit may be repeated.

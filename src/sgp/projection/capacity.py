@@ -172,10 +172,10 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     """Return a row for each kind of layers, whose names differ in numbers only."""
     kinds: dict[tuple[str, int, bool], list[LayerCapacity]] = {}
     for layer in capacity.layers:
-        kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
+        kinds.setdefault((generalize_name(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
     return [
         (
-            _merge_names([layer.layer for layer in layers]),
+            merge_names([layer.layer for layer in layers]),
             str(len(layers)),
             f"{_format_range([layer.bases for layer in layers])} / {dimension}",
             _format_range([layer.blocked for layer in layers]),
@@ -186,12 +186,12 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     ]
 
 
-def _generalize(name: str) -> str:
+def generalize_name(name: str) -> str:
     """Return a name with a star instead of each part that is a number."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _merge_names(names: Sequence[str]) -> str:
+def merge_names(names: Sequence[str]) -> str:
     """Return one name for names that differ in numbers only, with a star for each number that differs."""
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(values[0] if len(set(values)) == 1 else "*" for values in parts)
@@ -201,9 +201,9 @@ def _count_kinds(names: Sequence[str]) -> list[str]:
     """Return one name, with a count, for all names that differ in numbers only."""
     kinds: dict[str, list[str]] = {}
     for name in names:
-        kinds.setdefault(_generalize(name), []).append(name)
+        kinds.setdefault(generalize_name(name), []).append(name)
     return [
-        _merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
+        merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
     ]
 
 
@@ -212,6 +212,11 @@ def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [(row[0].ljust(first), *map(str.rjust, row[1:], others)) for row in rows]
     return ["  ".join(cells).rstrip() for cells in lines]
+
+
+def group_names(names: Sequence[str]) -> str:
+    """Return names in one line; those that differ in numbers only are counted."""
+    return ", ".join(_count_kinds(names))
 
 
 def _list_names(title: str, names: Sequence[str]) -> list[str]:

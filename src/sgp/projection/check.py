@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import extend_rows, has_grown, list_tensors, match_names
-from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward, move_batch
+from sgp.projection.batches import evaluation_pass, make_forward, move_batch
+from sgp.projection.collect import collect_inputs
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer, iterate_parameters
@@ -108,7 +109,6 @@ def measure_changes(
         forward=forward,
         mask=mask,
         samples={layer.name: None for layer in layers},
-        precise={layer.name: True for layer in layers},
         in_step=processes.run_in_lockstep if protected.is_sharded else None,
     )
     grams = processes.run_together(collect)

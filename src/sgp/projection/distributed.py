@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data.distributed import DistributedSampler
 
-from sgp.projection.collect import find_sampler
+from sgp.projection.batches import find_sampler
 from sgp.projection.gram import InputGram
+from sgp.projection.sketch import WideGram
 from sgp.projection.subspace import Bases
 from sgp.projection.tokens import TokenCounts, load_bases
 
@@ -26,9 +27,10 @@ if dist.is_available():
     # PyTorch imports this with the first optimizer, and the default arguments of its functions are the process group of
     # that moment. If one were set up by then, destroy_process_group could not end its threads, which may abort the
     # process if they outlive the interpreter.
-    import torch.distributed.nn.functional
+    import torch.distributed.nn.functional  # noqa: F401
 
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class _LocalGram:
     groups: int
     inputs: int
     constant: bool
+    is_wide: bool
+    sketch: tuple[int, int] | None  # numbers of bases and of test directions
 
 
 class ProcessGroup:
@@ -159,11 +163,24 @@ class ProcessGroup:
         merged: dict[str, InputGram] = {}
         for number, members in enumerate(sharing.values()):
             parts = [of_rank[members[0]] for of_rank in described if members[0] in of_rank]
-            owner = number % self.size
+            ranks = [rank for rank, of_rank in enumerate(described) if members[0] in of_rank]
+            owner = ranks[number % len(ranks)]
             total = self._sum_grams(grams.get(members[0]), parts, owner)
             if self.rank == owner:
                 merged |= dict.fromkeys(members, total)
         return merged, set(names)
+
+    def gather_lists(self, own: list[V]) -> list[V]:
+        """Return the lists of all processes, one after another."""
+        return own if self.size == 1 else [item for each in self._gather_objects(own) for item in each]
+
+    def broadcast_object(self, value: V) -> V:
+        """Return the value of the first process."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def broadcast_bases(self, own: Mapping[str, Bases]) -> dict[str, Bases]:
         """Return the bases that any process has computed.
@@ -204,6 +221,9 @@ class ProcessGroup:
             whole = InputGram(shape.groups, shape.inputs, constant=shape.constant, precise=True)
             whole.add(self._gather_rows(rows, shape, max(part.count for part in parts)))
             return whole
+        if shape.is_wide:
+            wide = own if isinstance(own, WideGram) else WideGram.make_zero(shape.inputs, shape.constant, shape.sketch)
+            return wide.reduce(lambda tensor: self._reduce(tensor, owner), count)
         if own is None:
             d = shape.inputs + shape.constant
             gram = torch.zeros(shape.groups, d, d, dtype=torch.float64, device="cpu")
@@ -268,5 +288,14 @@ def _count_distinct(batches: Iterable[Any]) -> int | None:
 
 
 def _describe(gram: InputGram, numbers: Mapping[int, int]) -> _LocalGram:
-    is_tokens = isinstance(gram, TokenCounts)
-    return _LocalGram(numbers[id(gram)], gram.count, gram.is_folded, is_tokens, gram.groups, gram.inputs, gram.constant)
+    return _LocalGram(
+        number=numbers[id(gram)],
+        count=gram.count,
+        is_folded=gram.is_folded,
+        is_tokens=isinstance(gram, TokenCounts),
+        groups=gram.groups,
+        inputs=gram.inputs,
+        constant=gram.constant,
+        is_wide=isinstance(gram, WideGram),
+        sketch=gram.sketch_shape if isinstance(gram, WideGram) else None,
+    )

@@ -73,7 +73,7 @@ class InputMode(ProjectionMode):
             if watch.state != "trial":
                 layer.is_input_proven = watch.state == "replace"
                 self._reasons[layer.name] = watch.reason
-        project_gradients([layer for layer, taken in self.taken.items() if taken == "gradient"])
+        project_gradients([layer for layer, mode in self.taken.items() if mode == "gradient"])
 
 
 class InputWatch:

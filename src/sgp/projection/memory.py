@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from functools import partial
@@ -37,11 +38,14 @@ from sgp.projection.subspace import STORES, Bases, Choice, Numerics, Store
 from sgp.projection.tokens import load_bases
 from sgp.projection.update import (
     DEFAULT_BUDGET,
+    GRAM_CHOICES,
+    GramChoice,
     Threshold,
     UpdatePlan,
     check_not_single_batch,
     check_passes,
     check_threshold,
+    choose_path,
     collect_subspaces,
     find_limits,
     find_threshold,
@@ -50,6 +54,7 @@ from sgp.projection.update import (
     resize_subspaces,
     scan_layers,
 )
+from sgp.projection.update_report import UpdateReport
 
 Preset = Literal["paper", "reference"]
 
@@ -100,6 +105,11 @@ class GradientMemory:
         anchor: Whether to keep a copy of the model's weights at each update as the reference of :meth:`check`.
         store: Type in which bases are stored. ``"bfloat16"`` takes half the bytes of ``"float32"`` and ``"int8"`` a
             quarter; steps compute with the rounded bases, so a little of each step leaks (docs/limits.md has figures).
+        gram: Cheapest way in which an update may collect the inputs of a layer. ``"float64"`` is exact; ``"float32"``
+            keeps half of a float32 Gram matrix; ``"sketch"`` a low-rank sketch where few directions suffice, whose
+            certificate guarantees that the bases capture the threshold. ``"auto"`` takes float64 up to 512 dimensions,
+            float32 above, and a sketch from 2048 on. Grouped layers, embeddings, float64 weights, thresholds above
+            0.999, and methods that need whole spectra are always collected in float64.
 
     Raises:
         TypeError: An argument has the wrong type, or a layer cannot be protected as it is configured.
@@ -120,6 +130,7 @@ class GradientMemory:
         numerics: Numerics | None = None,
         anchor: bool = True,
         store: Store = "float32",
+        gram: GramChoice = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -131,6 +142,7 @@ class GradientMemory:
         _check_choice("bias", bias, (None, "protect", "freeze"))
         _check_choice("rest", rest, ("freeze", "free"))
         _check_choice("store", store, STORES)
+        _check_choice("gram", gram, GRAM_CHOICES)
         for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
             if not callable(value):
                 check_threshold(value, "threshold")
@@ -139,6 +151,7 @@ class GradientMemory:
         self.alpha = float(alpha)
         self.rules = ScanRules(tuple(exclude), bias or PRESETS[preset][1], rest, strict)
         self.store: Store = store
+        self.gram: GramChoice = gram
         self.numerics = numerics or PRESETS[preset][0]
         self._keeps_anchor = anchor
         self._anchor: Anchor | None = None
@@ -246,7 +259,7 @@ class GradientMemory:
             every: Number of steps whose change is projected at once. The cost is divided by this number, and the
                 guarantees hold at every such step; in between, ``hook.flush()`` projects immediately, and ``with
                 hook.projected():`` evaluates the projected weights. An update and every state dict flush first; an
-                average of weights that is taken in between is not projected. 1 is the paper's algorithm.
+                average of weights between two projections is not projected. 1 is the paper's algorithm.
 
         Returns:
             A hook that shows the modes of the layers and can be detached.
@@ -293,7 +306,7 @@ class GradientMemory:
         budget: int = DEFAULT_BUDGET,
         allow_unattached: bool = False,
         distributed: bool = True,
-    ) -> None:
+    ) -> UpdateReport:
         """Add the task that was just learned: bases and importances from the inputs of the layers.
 
         The model runs in eval mode without gradients; its flags, norm statistics and the random state do not change.
@@ -318,6 +331,9 @@ class GradientMemory:
             allow_unattached: Whether to continue although weights were changed by an optimizer that is not attached.
             distributed: Whether other processes take part.
 
+        Returns:
+            A report of the bases of each layer, the energy that they capture, and the cost. It prints itself.
+
         Raises:
             ValueError: The model is sharded and ``distributed`` is False; or an argument or a batch is invalid.
         """
@@ -330,10 +346,12 @@ class GradientMemory:
         plan = processes.run_together(partial(self._plan_update, batches, samples, budget))
         if not allow_unattached:
             processes.run_together(self._check_attached)
+        start = time.perf_counter()
         with full_precision(protected.device):
-            subspaces = collect_subspaces(
+            subspaces, updates = collect_subspaces(
                 plan, processes, protected, batches, forward=forward, mask=mask, grow=self.grow_bases, store=self.store
             )
+        seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
         _warn_of_full(subspaces)
         tensors = copy_tensors(self.model) if self._keeps_anchor else None
@@ -344,6 +362,7 @@ class GradientMemory:
         self._anchor = None if tensors is None else Anchor(tensors, self._find_protected_names())
         for hook in self._get_hooks():
             hook.refresh(has_grown=True)
+        return UpdateReport(updates, seconds)
 
     def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
         """Return the bases of a layer after a task. Subclasses that choose bases by another rule override this.
@@ -391,8 +410,10 @@ class GradientMemory:
         for name in scan.layers:
             if name not in limits:
                 raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
-        passes = group_passes(scan.layers.values(), budget)
-        return plan_update(self.model, passes, limits, batch=batch, forward=forward, mask=mask)
+        thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
+        paths = {n: choose_path(self._gram, each, thresholds[n], can_repeat=True) for n, each in scan.layers.items()}
+        passes = group_passes(scan.layers.values(), budget, paths)
+        return plan_update(self.model, passes, limits, paths, batch=batch, forward=forward, mask=mask)
 
     @torch.no_grad()
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -557,9 +578,19 @@ class GradientMemory:
         scan = rescan(protected, self.rules)
         thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
         limits = find_limits(self.model, samples, scan.layers)
-        passes = group_passes(scan.layers.values(), budget)
+        can_repeat = not isinstance(batches, Iterator)
+        paths = {
+            n: choose_path(self._gram, each, thresholds[n], can_repeat=can_repeat) for n, each in scan.layers.items()
+        }
+        passes = group_passes(scan.layers.values(), budget, paths)
         check_passes(passes, batches, budget)
-        return UpdatePlan(scan, thresholds, limits, passes)
+        return UpdatePlan(scan, thresholds, limits, paths, passes)
+
+    @property
+    def _gram(self) -> GramChoice:
+        """The setting ``gram``, or float64 where another rule of growth may look at whole spectra."""
+        needs_spectra = type(self).grow_bases is not GradientMemory.grow_bases or not self.numerics.orthogonalise
+        return "float64" if needs_spectra else self.gram
 
     def _check_attached(self) -> None:
         # After training without projection an update could not keep the promise of protection.
@@ -629,6 +660,7 @@ class GradientMemory:
             "rest": self.rules.rest,
             "numerics": asdict(self.numerics),
             "store": self.store,
+            "gram": self.gram,
         }
 
     def _check_settings(self, saved: Mapping[str, Any]) -> None:

@@ -163,7 +163,7 @@ class GameEnv(VecEnv):
             self.finished.append(infos[copy]["score"])
             self._scores[copy] = 0
         for copy in np.flatnonzero(result.truncated):
-            # Keys by which Stable-Baselines3 knows that the game would have continued.
+            # Keys by which Stable-Baselines3 recognizes a truncated game.
             infos[copy]["TimeLimit.truncated"] = True
             infos[copy]["terminal_observation"] = None if result.last is None else result.last[copy]
         rewards = np.sign(result.rewards) if self.clip_rewards else result.rewards

@@ -9,7 +9,7 @@ from sgp.projection.layer_types import ConvType, register_layer
 
 
 class CornerConv2d(nn.Conv2d):
-    """A convolution whose patches for a memory are taken in steps of one from the corner, as many as it has outputs.
+    """A convolution whose patches for a memory have stride 1 and start in the corner, as many as it has outputs.
 
     For a frame of 84 x 84 pixels and filters of 8 with stride 4, they cover only the upper left 27 x 27 pixels.
     """
@@ -17,7 +17,7 @@ class CornerConv2d(nn.Conv2d):
 
 @register_layer(CornerConv2d)
 class CornerPatches(ConvType):
-    """Patches in steps of one."""
+    """Patches with stride 1."""
 
     def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         assert isinstance(module, CornerConv2d)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.written import SMALL_MINI, image_set, write_class_folders
+from benchmarks.written import SMALL_MINI, are_equal, image_set, write_class_folders
 
 from sgp.benchmarks.datasets import miniimagenet
 from sgp.benchmarks.datasets.cache import ABANDONED, Source, load_cached
@@ -40,14 +40,9 @@ def source(tmp_path: Path) -> CountingSource:
     return CountingSource(tmp_path)
 
 
-def equal(one: ImageSet, other: ImageSet) -> bool:
-    tensors = ("train", "train_labels", "test", "test_labels")
-    return one.classes == other.classes and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors)
-
-
 def test_images_are_decoded_once(source: CountingSource, cache: Path) -> None:
-    assert equal(source.read(), IMAGES)
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 1
     (file,) = cache.iterdir()
     assert file.name.startswith("small-")
@@ -73,9 +68,9 @@ def test_a_truncated_file_is_decoded_again(source: CountingSource, cache: Path, 
     source.read()
     (file,) = cache.iterdir()
     os.truncate(file, int(share * file.stat().st_size))
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
 
 
@@ -90,7 +85,7 @@ def test_a_file_of_something_else_is_decoded_again(source: CountingSource, cache
         ({n: torch.zeros(2, dtype=torch.uint8) for n in ("train", "train_labels", "test")}, {"classes": "[]"}),
     ):
         save_file(tensors, file, metadata=header)
-        assert equal(source.read(), IMAGES)
+        assert are_equal(source.read(), IMAGES)
 
 
 def test_files_of_killed_writers_are_not_read_and_are_removed_when_old(source: CountingSource, cache: Path) -> None:
@@ -99,7 +94,7 @@ def test_files_of_killed_writers_are_not_read_and_are_removed_when_old(source: C
     for left in (old, new):
         left.write_bytes(b"half of it")
     os.utime(old, (time.time() - 2 * ABANDONED,) * 2)
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert not old.exists()
     assert new.exists()
 
@@ -111,7 +106,7 @@ def test_without_a_writable_cache_images_are_decoded_each_time_with_a_warning(
     monkeypatch.setenv("SGP_CACHE", str(tmp_path / "file"))
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"cannot be cached in .*SGP_CACHE"):
-            assert equal(source.read(), IMAGES)
+            assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
 
 
@@ -149,7 +144,7 @@ def test_a_decoder_killed_at_any_moment_leaves_no_damaged_cache(tmp_path: Path, 
     pytest.importorskip("PIL", reason="of the extra 'benchmarks'")
     write_class_folders(tmp_path / "data", each=7)
     expected = miniimagenet.decode(tmp_path / "data", SMALL_MINI)
-    # Says when it begins, and writes the file again and again, so that the blow may fall into any part of that.
+    # Reports its start and writes the file repeatedly, so that the kill may interrupt any part of the writing.
     script = f"""
 from pathlib import Path
 from benchmarks.written import SMALL_MINI
@@ -170,4 +165,4 @@ while True:
         time.sleep(moments.uniform(0, 0.3))
         decoder.send_signal(signal.SIGKILL)
         decoder.wait()
-        assert equal(miniimagenet.read(tmp_path / "data", SMALL_MINI), expected)
+        assert are_equal(miniimagenet.read(tmp_path / "data", SMALL_MINI), expected)

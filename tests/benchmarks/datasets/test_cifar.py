@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.written import SMALL_CIFAR, SMALL_CIFAR10, dump, image_set, write_cifar
+from benchmarks.written import SMALL_CIFAR, SMALL_CIFAR10, are_equal, dump, image_set, write_cifar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,12 +19,10 @@ from sgp.benchmarks.datasets.images import DamagedData, MissingData
 def test_written_data_is_read_back(tmp_path: Path, form: cifar.Format, inside: bool, protocol: int) -> None:
     written = write_cifar(tmp_path, form, protocol)
     read = cifar.read(tmp_path / form.folder if inside else tmp_path, form)
-    for name in ("train", "train_labels", "test", "test_labels"):
-        assert torch.equal(getattr(read, name), getattr(written, name))
+    assert are_equal(read, written)
     assert read.train.shape[1:] == (3, 32, 32)
     assert read.train.dtype == torch.uint8
     assert read.train_labels.dtype == torch.int64
-    assert read.classes == written.classes
 
 
 @given(st.randoms(use_true_random=False))

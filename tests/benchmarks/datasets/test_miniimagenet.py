@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.written import SMALL_MINI, WORDNET_IDS, dump, picture, write_class_folders, write_picture
+from benchmarks.written import SMALL_MINI, WORDNET_IDS, are_equal, dump, picture, write_class_folders, write_picture
 
 from sgp.benchmarks.datasets import miniimagenet
-from sgp.benchmarks.datasets.images import DamagedData, ImageSet, MissingData
+from sgp.benchmarks.datasets.images import DamagedData, MissingData
 
 pytest.importorskip("PIL", reason="of the extra 'benchmarks'")
 
@@ -59,11 +59,6 @@ LAYOUTS = {
 }
 
 
-def equal(one: ImageSet, other: ImageSet) -> bool:
-    tensors = ("train", "train_labels", "test", "test_labels")
-    return one.classes == other.classes and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors)
-
-
 @pytest.mark.parametrize("folder", ["miniimagenet", "mini-imagenet", "."])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_images_in_the_same_order(tmp_path: Path, layout: str, folder: str) -> None:
@@ -78,8 +73,8 @@ def test_every_layout_gives_the_same_images_in_the_same_order(tmp_path: Path, la
     held = [picture(name, number) for name in NAMES for number in sorted(ORDER[5:])]
     np.testing.assert_array_equal(images.test.permute(0, 2, 3, 1).numpy(), np.stack(held))
     # From the cache, and from the files in spite of it.
-    assert equal(miniimagenet.read(tmp_path, SMALL_MINI), images)
-    assert equal(miniimagenet.decode(tmp_path, SMALL_MINI), images)
+    assert are_equal(miniimagenet.read(tmp_path, SMALL_MINI), images)
+    assert are_equal(miniimagenet.decode(tmp_path, SMALL_MINI), images)
 
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["array", "list"])

@@ -47,7 +47,7 @@ def load_cached(name: str, source: Source) -> ImageSet:
     """Return the decoded images, from the cache if their files have not changed since they were decoded.
 
     The tensors are mapped from the cache's file, so that only the images that are used are read into memory. The files
-    of the source are identified by name, size and modification time. A truncated file of the cache is written anew.
+    of the source are identified by name, size and modification time. A truncated file of the cache is replaced.
 
     Args:
         name: Name of the data set, for the name of the cache's file.
