@@ -64,10 +64,12 @@ def test_the_diff_in_the_readme_runs_and_its_context_runs_without_it() -> None:
     assert {line[:1] for line in lines} == {"+", " "}
     assert sum(line.startswith("+") for line in lines) == 4  # the heading says how many
     for kept in (" ", "+ "):
-        model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2))
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))
         names: dict[str, Any] = {
             "model": model,
-            "tasks": [[(torch.randn(32, 20), torch.randint(2, (32,)))] for _ in range(2)],
+            # Inputs of few dimensions, so that two tasks leave capacity free.
+            "tasks": [[(torch.randn(32, 5) @ torch.randn(5, 20), torch.randint(2, (32,)))] for _ in range(2)],
             "optimizer": torch.optim.Adam(model.parameters()),
             "loss_fn": nn.functional.cross_entropy,
         }
