@@ -10,6 +10,7 @@ import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from textwrap import dedent, fill
 from types import NoneType
@@ -54,13 +55,18 @@ class Option:
         name: Name of the field.
         hint: Type of the field.
         entry: Field itself.
-        doc: Docstring of the field.
+        owner: Dataclass of the field.
     """
 
     name: str
     hint: Any
     entry: Field[Any]
-    doc: str
+    owner: type[Any]
+
+    @property
+    def doc(self) -> str:
+        """Docstring of the field."""
+        return read_docs(self.owner).get(self.name, "")  # type: ignore[arg-type]  # classes are hashable
 
     @property
     def metavar(self) -> str | None:
@@ -186,11 +192,12 @@ def list_options(kind: type[Any], leave_out: Sequence[str] = ()) -> list[Option]
         kind: Dataclass.
         leave_out: Names of fields that are no arguments.
     """
-    hints, docs = get_type_hints(kind), read_docs(kind)
+    hints = get_type_hints(kind)
     chosen = [entry for entry in fields(kind) if entry.name not in leave_out]
-    return [Option(entry.name, hints[entry.name], entry, docs.get(entry.name, "")) for entry in chosen]
+    return [Option(entry.name, hints[entry.name], entry, kind) for entry in chosen]
 
 
+@cache
 def read_docs(kind: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, on one line."""
     found: dict[str, str] = {}

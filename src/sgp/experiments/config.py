@@ -316,7 +316,7 @@ def find_near_settings(name: str, known: Iterable[str]) -> list[str]:
     """Return the known settings whose name is like another one, or that other packages call so."""
     names = {each: each for each in known}
     names |= {synonym: target for synonym, target in SYNONYMS.items() if target in names}
-    found = [name] if name in names else get_close_matches(name, names, n=2, cutoff=0.6)
+    found = [name] if name in names else get_close_matches(name, names, n=2, cutoff=0.55)
     return list(dict.fromkeys(names[each] for each in found))
 
 
