@@ -382,7 +382,7 @@ def test_a_loss_that_is_not_finite_is_reported_with_advice(capsys: pytest.Captur
 
 def test_training_that_a_method_refuses_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--method", "apd", "--optimizer", "adamw", *SMALL]) == 1
-    assert "sgp run: apd cannot train mlp this way: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
+    assert "sgp run: apd cannot train mlp this way: penalty=proximal requires optimizer=sgd" in capsys.readouterr().err
 
 
 def test_a_run_whose_stdout_is_closed_prints_how_to_resume(tmp_path: Path) -> None:

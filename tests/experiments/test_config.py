@@ -131,7 +131,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(names: dict[str, Any], clu
 
 
 def test_a_setting_of_another_method_is_unknown() -> None:
-    with pytest.raises(ValueError, match="no setting of gpm on digits 'alpha'"):
+    with pytest.raises(ValueError, match="gpm on digits has no setting alpha; it is a setting of"):
         configure("digits", "gpm", alpha=1)
 
 
@@ -180,7 +180,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "sgp", interpolation_weight=0.2)
     with pytest.raises(ValueError, match="interpolation_weight needs a method that only acts on steps, but trgp"):
         configure("digits", "trgp", recipe="fast", interpolation_weight=0.2)
-    with pytest.raises(ValueError, match="realign is for methods that only act on steps, and er"):
+    with pytest.raises(ValueError, match="realign needs a method that only acts on steps, but er"):
         configure("digits", "er", kind="split", realign=True)
     with pytest.raises(ValueError, match="realign is not for blip, which rounds the weights"):
         configure("digits", "blip", kind="split", realign=True)
@@ -311,7 +311,7 @@ def test_a_method_that_needs_a_say_in_the_training_is_refused_for_games(benchmar
 
 def test_a_setting_of_supervised_training_is_none_of_games() -> None:
     for name in ("samples", "norm_statistics", "network_bias", "schedule"):
-        with pytest.raises(ValueError, match=f"no setting of sgp on atari '{name}'"):
+        with pytest.raises(ValueError, match=f"sgp on atari has no setting {name}"):
             configure("atari", "sgp", **{name: 5})
 
 

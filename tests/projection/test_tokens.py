@@ -300,7 +300,7 @@ def test_a_vocabulary_that_shrinks_is_refused_before_anything_is_trained() -> No
     model.resize(8)
     with pytest.raises(ValueError, match=r"layer 'words' has changed .* 1 x 8 .* 1 x 12.* restore the layer"):
         memory.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match=r"reference: 'words.weight' has shape \(12, 16\), the model's has \(8, 16\)"):
+    with pytest.raises(ValueError, match=r"reference: 'words.weight' has shape \(12, 16\), the model has \(8, 16\)"):
         memory.check(OLD)
 
 

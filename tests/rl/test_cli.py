@@ -43,7 +43,7 @@ def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
     assert sgp("run", *stub) == 0
     output = capsys.readouterr().out
     assert "game 2/2 after 3/3 updates: two" in output
-    assert "accumulated normalised reward" in output
+    assert "accumulated normalized reward" in output
 
     plays = iter(range(10**6))
     # The command imports the file again, so its class is another one with the same base.

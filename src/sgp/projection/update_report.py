@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -95,6 +95,14 @@ def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate
     )
 
 
+def _count_batches(batches: Iterable[Any]) -> int | None:
+    """Return the number of batches, or None if it is not known: a DataLoader of a stream has no length."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 class UpdateProgress:
     """Progress of an update in a terminal, shown only if the update takes longer than a few seconds.
 
@@ -106,7 +114,7 @@ class UpdateProgress:
 
     def __init__(self, passes: int, batches: Iterable[Any], *, is_shown: bool) -> None:
         self._passes = passes
-        self._length = len(batches) if isinstance(batches, Sized) else None
+        self._length = _count_batches(batches)
         self._is_shown = is_shown and sys.stderr.isatty()
         self._start = time.monotonic()
         self._done = 0
