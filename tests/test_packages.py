@@ -16,6 +16,7 @@ PACKAGES = [
     "patterns",
     "projection",
     "heads",
+    "calibration",
     "sgp",
     "registry",
     "integrations",

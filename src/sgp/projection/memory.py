@@ -6,8 +6,9 @@ import copy
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, Self
@@ -404,6 +405,39 @@ class GradientMemory:
         if bias is None or bias_result is None:
             return result.to(change.device)
         return result.to(change.device), bias_result.to(bias.device)
+
+    @contextmanager
+    def edit_weights(self, *, exclude: Sequence[str] = ()) -> Iterator[None]:
+        """Edit protected weights by hand in the body, with changes that went through :meth:`project` for instance.
+
+        At its end the weights are recorded as those of the last update: :meth:`check` compares with them, and the next
+        update accepts them.
+
+        Args:
+            exclude: Further patterns on names of modules and parameters that are left free from here on. Bases of their
+                layers are dropped.
+
+        Raises:
+            RuntimeError: A protected weight was trained by an optimizer that is not attached.
+        """
+        protected = self._protected
+        protected.check_not_temporary("an edit would be undone at its end")
+        protected.flush()
+        self._check_attached()
+        check_patterns(self.model, exclude, "exclude")
+        added = [pattern for pattern in exclude if pattern not in self.exclude]
+        if added:
+            rules = replace(self.rules, exclude=(*self.exclude, *added))
+            protected.replace(self.tasks, rescan(protected, rules))
+            self.rules = rules
+        yield
+        if self.tasks == 0:
+            return
+        protected.fingerprint()
+        if self._keeps_anchor:
+            self._anchor = Anchor(copy_tensors(self.model), self._find_held_names())
+        for hook in self._get_hooks():
+            hook.refresh(has_grown=False)
 
     def set_importances(self, importances: Mapping[str, Tensor]) -> None:
         """Replace the importances of bases, for methods that learn them.
