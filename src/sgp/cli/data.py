@@ -54,7 +54,7 @@ def _get(arguments: list[str]) -> list[Report]:
         """Download a data set and check it.
 
         Args:
-            name: cifar100, cifar10, mnist, fashion-mnist or svhn.
+            name: cifar100, cifar10, mnist, fashion-mnist, svhn or english.
             directory: folder that data sets lie in; without it $SGP_DATA. It is made if it is not there.
         """
         if name not in READERS:
