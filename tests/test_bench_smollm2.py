@@ -16,6 +16,7 @@ pytest.importorskip("peft", reason="of the extra 'peft'")
 from bench.smollm2.__main__ import main, name_run, train  # noqa: E402
 from bench.smollm2.measure import measure_answers, measure_loss  # noqa: E402
 from bench.smollm2.methods import METHODS, Finetune, RandomBases, Settings  # noqa: E402
+from bench.smollm2.table import list_commands, make_table  # noqa: E402
 from bench.smollm2.tasks import PromptTask, pad_texts, read_task, split_batches  # noqa: E402
 
 WORDS = 40
@@ -193,3 +194,38 @@ def test_a_run_that_is_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFi
     path.write_text("{}", encoding="utf-8")
     main(arguments)
     assert "is there already" in capsys.readouterr().out
+
+
+def run_of(method: str, seed: int, accuracy: float, rise: float, **options: str) -> dict[str, Any]:
+    defaults = {"lr": "0.0001", "threshold": "0.95", "alpha": "10.0", "share": "0.1", "strength": "10.0", "steps": "20"}
+    return {
+        "method": method,
+        "options": defaults | options | {"seed": str(seed)},
+        "settings": {"share": 0.1},
+        "tasks": {"a": {"accuracy": accuracy, "loss": 1.0}, "b": {"accuracy": accuracy, "loss": 2.0}},
+        "rise": {"self-sampled": rise, "bible": 0.25},
+        "bytes": 2_000_000,
+        "step_seconds": 0.5,
+    }
+
+
+def test_a_table_has_means_over_seeds() -> None:
+    table = make_table([run_of("sgp", 0, 0.5, 0.1), run_of("sgp", 1, 0.6, 0.3), run_of("frozen", 0, 0.4, 0.0)])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    assert rows[0][1:6] == ["2", "55.0 ± 7.1", "1.500 ± 0.000", "+0.200 ± 0.141", "+0.250 ± 0.000"]
+    assert rows[1][1:3] == ["1", "40.0"]
+
+
+def test_the_best_trial_of_a_method_is_run_with_all_seeds_and_so_is_its_control() -> None:
+    trials = [
+        run_of("sgp", 0, 0.5, 0.0, lr="0.0002"),
+        run_of("sgp", 0, 0.6, 0.3, lr="0.0004"),
+        run_of("ewc", 0, 0.6, 0.3),
+    ]
+    commands = list_commands(trials, "there")
+    assert len(commands) == 9
+    assert sum(" sgp --lr 0.0002 " in command for command in commands) == 3
+    assert sum(" random-bases --lr 0.0002 " in command for command in commands) == 3
+    assert all(command.split(" --out there --seed ")[1] in "012" for command in commands)
+    for command in commands:
+        name_run(command.split()[3:])  # the benchmark understands it
