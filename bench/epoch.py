@@ -17,7 +17,7 @@ from bench.timing import take_turns
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import seconds_by_phase
+from sgp.experiments.summary import sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM
 
@@ -37,7 +37,7 @@ def row(*, rounds: int) -> Row:
         }
         ways["published"] = _published_epoch(task)
         times = take_turns(ways, rounds=rounds)
-        phases = {method: _shares(seconds_by_phase(folder.metrics())) for method, folder in folders.items()}
+        phases = {method: _shares(sum_seconds(folder.read_events())) for method, folder in folders.items()}
     return Row(
         name="epoch of a later CIFAR task",
         unit="s",
@@ -73,8 +73,8 @@ def _our_epoch(method: str, folder: RunFolder, task: Task) -> Callable[[], objec
     if isinstance(learner.method, GPM):
         found = steps.subspaces(learner.network, steps.alexnet_ranks(), constant=False)
         steps.remember(learner.method.memory, found)
-    laid_out = learner.task(1)
-    return lambda: learner.learn(1, [laid_out])
+    laid_out = learner.load_task(1)
+    return lambda: learner.train(1, [laid_out])
 
 
 def _published_epoch(task: Task) -> Callable[[], object]:

@@ -18,7 +18,8 @@ from sgp import paper
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.supervised import OPTIMIZERS, SupervisedTrainer
+from sgp.experiments.optimizers import OPTIMIZERS
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods import Batch, Moment
 from sgp.methods.gpm import GPM
 

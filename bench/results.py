@@ -17,8 +17,8 @@ from sgp.benchmarks.metrics import acc, bwt
 from sgp.experiments.config import AnyConfig, GameConfig, as_command
 from sgp.experiments.display import span
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.game_summary import GameSummary, game_summary_of
-from sgp.experiments.summary import Summary, summary_of
+from sgp.experiments.game_summary import GameSummary, read_game_summary
+from sgp.experiments.summary import Summary, read_summary
 from sgp.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +54,7 @@ def runs() -> list[Run]:
     """Every committed run that has finished."""
     folders = [RunFolder(path) for path in sorted((RESULTS / "runs").glob("*"))]
     found: list[Run] = [
-        (each.path, game_summary_of(each) if isinstance(each.config(), GameConfig) else summary_of(each))
+        (each.path, read_game_summary(each) if isinstance(each.read_config(), GameConfig) else read_summary(each))
         for each in folders
     ]
     return [(path, summary) for path, summary in found if summary.finished]

@@ -16,8 +16,9 @@ from bench.methods import batches_of, learned, ranks, stepper
 from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
+from sgp.benchmarks.settings.texts import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.benchmarks.texts import CLINC150, FiveText, clinc150, fivetext
+from sgp.benchmarks.texts import clinc150, fivetext
 from sgp.experiments.config import Config, configure
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM

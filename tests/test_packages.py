@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "src" / "sgp"
 
 # In order of dependency. "sgp" is the package's own __init__.py: what is listed before it is what `import sgp` loads.
 PACKAGES = [
+    "lazy",
     "storage",
     "patterns",
     "projection",
@@ -19,6 +20,7 @@ PACKAGES = [
     "calibration",
     "sgp",
     "registry",
+    "settings",
     "integrations",
     "networks",
     "methods",

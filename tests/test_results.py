@@ -21,7 +21,7 @@ def test_the_pages_are_made_from_the_runs() -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_command_of_a_run_gives_its_config(folder: Path) -> None:
-    config = RunFolder(folder).config()
+    config = RunFolder(folder).read_config()
     command, subcommand, *arguments = shlex.split(as_command(config))
     assert (command, subcommand) == ("sgp", "run")
     assert parse(arguments)[1] == config

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sgp.benchmarks.digits import BENCHMARK
 from sgp.benchmarks.metrics import acc, bwt
+from sgp.benchmarks.settings.digits import BENCHMARK
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
+from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.report import missing
 
@@ -129,10 +129,10 @@ def _config(label: str, seed: int, demo: Demo) -> Config:
 
 
 def _outcome(folder: RunFolder) -> Outcome:
-    events = folder.metrics()
+    events = folder.read_events()
     tasks = [event for event in events if event["event"] == "task"]
-    matrix = accuracy_matrix([task["accuracies"] for task in tasks])
-    seconds = seconds_by_phase(events)
+    matrix = build_accuracy_matrix([task["accuracies"] for task in tasks])
+    seconds = sum_seconds(events)
     layers = tasks[-1]["bases"]
     # Over the input dimensions of all layers together.
     free = sum(share * layers[layer]["of"] for layer, share in tasks[-1]["free"].items())

@@ -18,30 +18,39 @@ class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it s
 class Registry(Generic[T]):
     """Things by name.
 
-    Other packages add theirs by an entry point in the group `sgp.<kind>s`, which is loaded when its name is asked for;
-    a script that was imported adds its own by :meth:`add`.
+    Ours are declared with the module that defines them; other packages add theirs by an entry point in the group
+    `sgp.<kind>s`. Both are imported when their name is asked for. A script that was imported adds its own by
+    :meth:`add`.
 
     Args:
-        kind: what one of them is called: "method", "network", "benchmark".
+        kind: Noun for one of the things: "method", "network", "benchmark".
     """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._known: dict[str, T] = {}
+        self._declared: dict[str, EntryPoint] = {}
 
     def add(self, name: str, thing: T) -> None:
         """Register a thing. A name that is taken is refused, since a run's config must mean one thing."""
-        if name in self._known and self._known[name] is not thing:
-            raise ValueError(f"the {self.kind} {name!r} is there already")
+        if name in self._declared or (name in self._known and self._known[name] is not thing):
+            raise ValueError(f"the {self.kind} {name!r} is already registered")
         self._known[name] = thing
 
+    def declare(self, name: str, target: str) -> None:
+        """Register a thing that is imported when it is asked for.
+
+        Args:
+            name: Name of the thing.
+            target: Module and attribute, as in "sgp.methods.gpm:GPM".
+        """
+        self._declared[name] = EntryPoint(name, target, f"sgp.{self.kind}s")
+
     def __getitem__(self, name: str) -> T:
-        if not isinstance(name, str):  # a file may have a list in its place, which cannot be looked up
+        if not isinstance(name, str) or name not in self:  # a file may have a list in its place, which is unhashable
             raise UnknownName(unknown(self.kind, name, self))
         if name not in self._known:
-            if name not in self._others:
-                raise UnknownName(unknown(self.kind, name, self))
-            entry = self._others[name]
+            entry = self._entries[name]
             try:
                 self._known[name] = entry.load()
             except Exception as error:
@@ -49,11 +58,15 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._known
-        yield from (name for name in self._others if name not in self._known)
+        return iter(dict.fromkeys((*self._declared, *self._known, *self._entries)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._known or name in self._others
+        return name in self._known or name in self._entries
+
+    @property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """What is imported when it is asked for, by name."""
+        return self._others | self._declared
 
     @cached_property
     def _others(self) -> dict[str, EntryPoint]:

@@ -74,7 +74,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["digits", "--kind", "splt"], ["--kind", "splt", "split"]),
     (["digits", "--method", "gpm", "--alpha", "1"], ["--alpha"]),
     (["digits", "--schedule", "patience", "--validation", "0"], ["patience needs validation examples"]),
-    (["split-cifar100", "--tasks", "11"], ["tasks must be a whole number from 1 to 10", "11"]),
+    (["split-cifar100", "--tasks", "11"], ["tasks must be from 1 to 10", "11"]),
     (["missing.yaml"], ["there is no file 'missing.yaml'"]),
     (["folder"], ["there is no file 'folder/config.yaml'"]),
     (["broken.yaml"], ["broken.yaml is not YAML"]),
@@ -170,7 +170,7 @@ def test_a_run_is_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str], tm
     assert lines[2].startswith("task 1/2 digits 0 and 1: ")
     assert max(len(line) for line in lines[: lines.index("")] if not line.startswith("memory: ")) <= 80
     whole = RunFolder(tmp_path / NAME)
-    assert whole.config() == configure("digits", "sgp", kind="split", tasks=2, epochs=1, threads=1)
+    assert whole.read_config() == configure("digits", "sgp", kind="split", tasks=2, epochs=1, threads=1)
     # Events for TensorBoard are there where that is installed.
     assert {file.name for file in (tmp_path / NAME).iterdir()} - {"tensorboard"} == {
         *("config.yaml", "versions.json", "metrics.jsonl", "checkpoint.json", "checkpoint", ".lock"),
@@ -184,7 +184,7 @@ def test_a_folder_that_is_there_is_not_touched_without_resume(
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     assert main(["run", "digits", *SMALL]) == 1
-    assert "is there already: go on with --resume, or begin another with --name or --out" in capsys.readouterr().err
+    assert "already exists: resume it with --resume, or start another run with --name" in capsys.readouterr().err
     assert main(["run", str(NAME)]) == 1
     assert trace(tmp_path / NAME) == before
     assert main(["run", "digits", *SMALL, "--resume"]) == 0
@@ -212,7 +212,7 @@ def test_a_file_is_run_and_the_command_line_wins(tmp_path: Path) -> None:
     assert (
         main(["run", "mine.yaml", "--seed", "3", "--epochs", "1", "--method=gpm", "--out", "there", "--name", "x"]) == 0
     )
-    config = RunFolder(tmp_path / "there" / "x").config()
+    config = RunFolder(tmp_path / "there" / "x").read_config()
     assert config == configure("digits", "gpm", kind="split", tasks=2, epochs=1, lr=0.05, seed=3, threads=1)
 
 
@@ -232,15 +232,13 @@ def test_a_run_goes_to_the_users_own_folder_where_the_shell_leaves_that_to_us(
     assert place.folder(config) == tmp_path / "home" / "runs" / "mine"
 
 
-def test_a_run_of_a_config_that_was_changed_is_not_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_config_has_changed_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     config = tmp_path / NAME / "config.yaml"
     config.write_text(config.read_text().replace("tasks: 2", "tasks: 3"))
     before = trace(tmp_path / NAME)
     assert main(["run", str(NAME), "--resume"]) == 1
-    assert f"{NAME / 'config.yaml'} has been changed since the run began" in capsys.readouterr().err
+    assert f"{NAME / 'config.yaml'} has changed since the run was started" in capsys.readouterr().err
     assert trace(tmp_path / NAME) == before
 
 
@@ -342,7 +340,7 @@ def test_a_method_of_ones_own_is_run(my_method: Path, tmp_path: Path, capsys: py
     assert "strength: 7.0" in (path / "config.yaml").read_text()
     capsys.readouterr()
     assert main(["run", "digits", "--import", str(my_method)]) == 2
-    assert "the method 'mine' is there already" in capsys.readouterr().err
+    assert "the method 'mine' is already registered" in capsys.readouterr().err
 
 
 def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(
@@ -383,14 +381,14 @@ def test_batches_of_one_that_batchnorm_cannot_normalise_are_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_loss_that_is_no_number_is_told_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_that_is_not_finite_is_reported_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", *SMALL, "--lr", "1e30"]) == 1
-    assert "is no number after epoch 1: try a lower --lr" in capsys.readouterr().err
+    assert "loss became NaN in task 1 (digits 0 and 1), epoch 1; try a lower --lr" in capsys.readouterr().err
 
 
-def test_training_that_a_method_cannot_do_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_that_a_method_refuses_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["run", "digits", "--method", "apd", "--optimizer", "adamw", *SMALL]) == 1
-    assert "sgp run: apd cannot learn on mlp so: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
+    assert "sgp run: apd cannot train mlp this way: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
 
 
 def test_a_run_whose_output_nobody_reads_ends_with_a_word_on_how_to_go_on(tmp_path: Path) -> None:
@@ -472,7 +470,7 @@ def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pyte
         capsys.readouterr()
         assert main([*command, "--resume"]) == 0
         output = " ".join(capsys.readouterr().out.split())
-        assert "learned already" in output
+        assert "already finished" in output
         assert ("torch 1.0" in output) == ("1.0" in content)
 
 

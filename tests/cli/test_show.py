@@ -19,7 +19,7 @@ from sgp.cli import main
 from sgp.cli.show import print_summary
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import Summary, summary_of
+from sgp.experiments.summary import Summary, read_summary
 
 
 def written(path: Path, config: Config, rows: list[list[float]], *, end: bool = True) -> Path:
@@ -56,7 +56,7 @@ def test_a_finished_run_is_shown_with_its_matrix_and_metrics(
 
 def test_lines_are_broken_between_words_in_a_terminal_only(tmp_path: Path) -> None:
     config = configure("digits", "gpm", tasks=2)
-    summary = summary_of(RunFolder(written(tmp_path / "run", config, [[90.0], [80.0, 75.25]])))
+    summary = read_summary(RunFolder(written(tmp_path / "run", config, [[90.0], [80.0, 75.25]])))
     shown = {}
     for is_terminal in (True, False):
         console = Console(width=40, force_terminal=is_terminal, no_color=True, record=True, file=io.StringIO())

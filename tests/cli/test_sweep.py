@@ -356,7 +356,7 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     assert sweep.returncode == 130
     assert "Stopped with 0 of 1 runs finished; go on with: sgp sweep grid.yaml" in output
     assert "Stopped; go on with: sgp run" in (path / "output.log").read_text()
-    assert not RunFolder(path).busy()
+    assert not RunFolder(path).is_running()
 
     reached = epochs(path)
     assert 3 < reached < epochs(tmp_path / "whole")
@@ -365,7 +365,7 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     sweep.kill()
     sweep.communicate()
     assert sweep.returncode == -signal.SIGKILL
-    until(lambda: not RunFolder(path).busy())
+    until(lambda: not RunFolder(path).is_running())
     assert epochs(path) < epochs(tmp_path / "whole")
 
     sweep = started("grid.yaml")

@@ -37,13 +37,13 @@ def test_the_mean_is_applied_for_a_while_and_training_goes_on_from_its_own_weigh
         average.update()
     own = model.weight.detach().clone()
     mean = start + 5 / 3  # a third of the first step, two of the second
-    with average.applied():
+    with average.use():
         torch.testing.assert_close(model.weight.detach(), mean)
     assert torch.equal(model.weight, own)
-    with pytest.raises(RuntimeError, match="inside"), average.applied():
+    with pytest.raises(RuntimeError, match="inside"), average.use():
         raise RuntimeError("inside")
     assert torch.equal(model.weight, own)
-    average.keep()
+    average.copy_to_network()
     torch.testing.assert_close(model.weight.detach(), mean)
 
 
@@ -56,7 +56,7 @@ def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
         for parameter in model.parameters():
             parameter.add_(1.0)
     average.update()
-    average.keep()
+    average.copy_to_network()
     for name, tensor in model.state_dict().items():
         # The mean of one step is that step; heads have no past to go back to.
         torch.testing.assert_close(tensor, old[name] + (1.0 if name.startswith("heads.") else 0.75))
@@ -68,7 +68,7 @@ def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
     for _ in range(2):
         model(torch.full((4, 2), 10.0))
         average.update()
-    average.keep()
+    average.copy_to_network()
     torch.testing.assert_close(model.running_mean, torch.full((2,), 1.6))  # a third of 1.0, two of 1.9
     assert int(model.num_batches_tracked) == 2  # type: ignore[arg-type]
 
@@ -122,7 +122,7 @@ def test_the_averaged_change_obeys_the_projection(old_share: float) -> None:
         optimizer.step()
         average.update()
     last = model.hidden[0].weight.detach().clone()
-    average.keep()
+    average.copy_to_network()
     assert not torch.equal(last, model.hidden[0].weight)
     for name in ("hidden.0", "hidden.1"):
         layer = model.get_submodule(name)

@@ -102,10 +102,10 @@ def test_nothing_is_lost_when_a_worker_is_killed_in_mid_run(cluster: Any, tmp_pa
     said = (tmp_path / "output").read_text()
     assert sweep.returncode == 0, said
     assert "2 of 2 runs are finished" in said
-    assert "going on after task" in (folders[0] / "output.log").read_text()
+    assert "resuming after task" in (folders[0] / "output.log").read_text()
     for folder in folders:
         assert trace(folder) == trace(tmp_path / folder.name)
-        assert not RunFolder(folder).busy()
+        assert not RunFolder(folder).is_running()
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.benchmarks.stream import Examples
-from sgp.experiments.evaluation import Score, batches, evaluate
+from sgp.experiments.evaluation import Score, evaluate, split_rows
 from sgp.networks import MLP
 
 
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_batches_have_every_row_in_its_order_and_never_a_single_one(rows: int, size: int) -> None:
     order = torch.randperm(rows)
-    lots = list(batches(order, size))
+    lots = list(split_rows(order, size))
     assert torch.equal(torch.cat([*lots, order[:0]]), order)
     if size > 1 and rows > 1:
         assert all(len(lot) > 1 for lot in lots)

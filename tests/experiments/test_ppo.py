@@ -15,7 +15,7 @@ from rl.small import METHODS, run, run_with_stops, signs_stream, small
 from torch import Tensor
 
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import game_summary_of
+from sgp.experiments.game_summary import read_game_summary
 from sgp.experiments.ppo import PPOTrainer, build_agent
 from sgp.methods.gpm import GPM
 from sgp.networks.actor_critic import ActorCritic
@@ -120,7 +120,7 @@ def test_rewards_are_normalised_and_added_up_over_the_games_so_far(tmp_path: Pat
 
 def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
     run(tmp_path / "run", small())
-    summary = game_summary_of(RunFolder(tmp_path / "run"))
+    summary = read_game_summary(RunFolder(tmp_path / "run"))
     assert summary.names == ["two", "three"]
     assert summary.finished
     assert [len(each.scores) for each in summary.learned] == [1, 2]

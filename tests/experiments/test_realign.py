@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sgp.experiments.realign import earlier_answers, realign
+from sgp.experiments.realign import compute_logits, realign
 from sgp.networks.heads import Heads
 
 
@@ -34,7 +34,7 @@ def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen(
     network, unseen = Network(bias=True).eval(), torch.randn(50, 6)
     before = network(unseen, 0).detach()
     lots = batches(count=20)
-    wanted = earlier_answers(network, [0], lots, 2)
+    wanted = compute_logits(network, [0], lots, 2)
     with torch.no_grad():
         network.body.weight.copy_((torch.eye(5) + torch.randn(5, 5) / 5) @ network.body.weight)
     lost = (network(unseen, 0) - before).norm()
@@ -48,7 +48,7 @@ def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
     torch.manual_seed(0)
     network, lots = Network(norm=True).train(training), batches()
     own = copy.deepcopy(network.state_dict())
-    wanted = earlier_answers(network, [0], lots, 2)
+    wanted = compute_logits(network, [0], lots, 2)
     realign(network, [0], 2 * wanted, lots, 2)
     changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, own[name])}
     assert changed == {"heads.0.weight"}
@@ -59,7 +59,7 @@ def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
 def test_batch_norm_goes_by_the_batch() -> None:
     torch.manual_seed(0)
     network, inputs = Network(norm=True), torch.randn(16, 6) + 3
-    found = earlier_answers(network, [1], [inputs], 2)
+    found = compute_logits(network, [1], [inputs], 2)
     x = network.body(inputs)
     x = (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
     torch.testing.assert_close(found, (x @ network.heads[1].weight.T).detach())

@@ -42,7 +42,7 @@ def observed(schedule: Schedule, losses: list[float]) -> tuple[list[float], int 
     for epoch, loss in enumerate(losses):
         if schedule.done:
             break
-        rates.append(schedule.rate(0.0))
+        rates.append(schedule.get_lr(0.0))
         if schedule.observe(loss):
             kept = epoch
     return rates, kept
@@ -110,8 +110,8 @@ def test_a_cosine_goes_from_the_full_rate_to_zero() -> None:
     schedule = Cosine(SupervisedSettings(epochs=4, lr=0.2))
     rates = []
     while not schedule.done:
-        rates += [schedule.rate(progress) for progress in (0.0, 0.5)]
-        last = schedule.rate(1.0)
+        rates += [schedule.get_lr(progress) for progress in (0.0, 0.5)]
+        last = schedule.get_lr(1.0)
         assert not schedule.observe(None)
     assert rates == pytest.approx([0.1 * (1 + math.cos(math.pi * step / 8)) for step in range(8)])
     assert rates[0] == 0.2

@@ -21,12 +21,13 @@ from experiments.small import events, of_kind, run, same_weights, small, stream_
 
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.experiments.evaluation import batches, evaluate
+from sgp.experiments.evaluation import evaluate, split_rows
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.seeds import generator_for, seed_for
-from sgp.experiments.summary import summary_of
-from sgp.experiments.supervised import SupervisedTrainer, build_network, optimizer_state, restore_optimizer
-from sgp.methods import METHODS
+from sgp.experiments.networks import build_network
+from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
+from sgp.experiments.seeds import derive_seed, make_generator
+from sgp.experiments.summary import read_summary
+from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.finetune import Finetune
 
 METHOD_NAMES = ("finetune", "gpm", "sgp")
@@ -51,8 +52,8 @@ def by_hand(config: Any, stream: Stream) -> tuple[nn.Module, list[list[float]]]:
         optimizer = torch.optim.SGD(network.parameters(), lr=config.trainer.lr)
         network.train()
         for epoch in range(config.trainer.epochs):
-            order = torch.randperm(len(task.train), generator=generator_for(config.seed, "order", position, epoch))
-            for lot in batches(order, config.trainer.batch):
+            order = torch.randperm(len(task.train), generator=make_generator(config.seed, "order", position, epoch))
+            for lot in split_rows(order, config.trainer.batch):
                 optimizer.zero_grad()
                 F.cross_entropy(network(task.train.inputs[lot], task.head), task.train.labels[lot]).backward()
                 optimizer.step()
@@ -83,8 +84,8 @@ def test_heads_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
     optimizers = torch.optim.SGD(body), torch.optim.SGD(network.heads.parameters())  # type: ignore[union-attr]
     epochs, n = config.trainer.epochs, len(task.train)
     for epoch in range(epochs):
-        order = torch.randperm(n, generator=generator_for(config.seed, "order", 0, epoch))
-        for number, lot in enumerate(batches(order, config.trainer.batch)):
+        order = torch.randperm(n, generator=make_generator(config.seed, "order", 0, epoch))
+        for number, lot in enumerate(split_rows(order, config.trainer.batch)):
             share = 1 - (epoch + number * config.trainer.batch / n) / epochs
             network.zero_grad()
             F.cross_entropy(network(task.train.inputs[lot], 0), task.train.labels[lot]).backward()
@@ -96,7 +97,7 @@ def test_heads_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
     assert of_kind(events(tmp_path), "epoch")[0]["lr"] == config.trainer.lr
 
 
-def test_heads_at_the_rate_of_all_others_change_nothing(tmp_path: Path) -> None:
+def test_head_lr_equal_to_lr_changes_nothing(tmp_path: Path) -> None:
     runs = [
         run(tmp_path / str(head_lr), small("sgp", optimizer="adamw", lr=1e-3, head_lr=head_lr))
         for head_lr in (None, 1e-3)
@@ -104,13 +105,13 @@ def test_heads_at_the_rate_of_all_others_change_nothing(tmp_path: Path) -> None:
     assert same_weights(runs[0].network, runs[1].network)
 
 
-def test_a_rate_for_heads_that_are_not_trained_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_head_lr_is_refused_if_no_head_is_trained(tmp_path: Path) -> None:
     config = small("pnn", head_lr=0.1)  # its columns have heads of their own
-    with pytest.raises(ValueError, match="head_lr is for heads of the network that are trained"):
+    with pytest.raises(ValueError, match="head_lr is the learning rate of the network's heads, but no head is trained"):
         SupervisedTrainer(config, stream_of(config), RunFolder(tmp_path))
 
 
-def test_earlier_heads_follow_the_features_that_a_task_has_moved(tmp_path: Path) -> None:
+def test_realign_fits_the_heads_of_earlier_tasks_to_moved_features(tmp_path: Path) -> None:
     config = small("finetune", tasks=2, lr=0.3)
     first = run(tmp_path / "first", replace(config, benchmark_settings=replace(config.benchmark_settings, tasks=1)))
     plain = run(tmp_path / "plain", config)
@@ -121,7 +122,7 @@ def test_earlier_heads_follow_the_features_that_a_task_has_moved(tmp_path: Path)
         if not torch.equal(tensor, plain.network.state_dict()[name])
     }
     assert changed == {"heads.0.weight", "heads.0.bias"}
-    inputs = aligned.task(1).train.inputs
+    inputs = aligned.load_task(1).train.inputs
     answers = {
         learner: learner.network.eval()(inputs, 0).softmax(dim=1).detach() for learner in (first, plain, aligned)
     }
@@ -129,29 +130,29 @@ def test_earlier_heads_follow_the_features_that_a_task_has_moved(tmp_path: Path)
     assert 0 < drift[1] < drift[0] / 2
 
 
-def test_a_head_that_cannot_follow_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_realign_is_refused_for_a_shared_head(tmp_path: Path) -> None:
     config = small("finetune", kind="permuted", realign=True)
-    with pytest.raises(ValueError, match="realign is for networks with a linear head for each task: all tasks share"):
+    with pytest.raises(ValueError, match="realign needs a network with a linear head for each task: all tasks share"):
         SupervisedTrainer(config, stream_of(config), RunFolder(tmp_path))
-    # There is nothing to follow.
+    # With one task there is no earlier head.
     run(tmp_path, replace(config, benchmark_settings=replace(config.benchmark_settings, tasks=1)))
 
 
-def test_texts_are_scored_in_the_order_of_their_lengths_to_the_same_score(
+def test_texts_are_evaluated_in_order_of_length_with_the_same_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small("finetune")
     learner = SupervisedTrainer(config, stream_of(config), RunFolder(tmp_path))
-    task, orders = learner.task(0), []
+    task, orders = learner.load_task(0), []
 
     def observed(*given: Any, order: Tensor, **options: Any) -> Any:
         orders.append(order)
         return evaluate(*given, order=order, **options)
 
     monkeypatch.setattr("sgp.experiments.supervised.evaluate", observed)
-    plain = learner._score(task.test, task, "test", 0)
+    plain = learner._evaluate(task.test, task, "test", 0)
     monkeypatch.setattr(learner.network, "token_mask", lambda inputs: inputs.flatten(1) > 0, raising=False)
-    assert learner._score(task.test, task, "test", 0) == pytest.approx(plain)
+    assert learner._evaluate(task.test, task, "test", 0) == pytest.approx(plain)
     lengths = [(task.test.inputs[order].flatten(1) > 0).sum(1) for order in orders]
     assert torch.equal(lengths[1], lengths[0].sort().values)
     assert not torch.equal(lengths[1], lengths[0])
@@ -162,7 +163,7 @@ def test_gpm_forgets_less_than_finetuning(tmp_path: Path) -> None:
     for method in ("finetune", "gpm"):
         config = small(method, kind="permuted", epochs=3)
         run(tmp_path / method, config)
-        forgotten[method] = bwt(summary_of(RunFolder(tmp_path / method)).accuracies)
+        forgotten[method] = bwt(read_summary(RunFolder(tmp_path / method)).accuracies)
     assert forgotten["gpm"] > forgotten["finetune"] + 5
 
 
@@ -183,7 +184,7 @@ def test_the_metrics_tell_every_epoch_and_task(tmp_path: Path) -> None:
         assert entry["capacity"] == 100
         assert entry["bytes"].keys() == {"network", "bases", "importances"}
         assert entry["bytes"]["network"] == 4 * sum(p.numel() for p in learner.network.parameters())
-    matrix = summary_of(RunFolder(tmp_path)).accuracies
+    matrix = read_summary(RunFolder(tmp_path)).accuracies
     assert found[-1] == {"event": "end", "acc": acc(matrix), "bwt": bwt(matrix)}
 
 
@@ -232,11 +233,11 @@ def test_samples_cut_every_part_of_a_task(tmp_path: Path) -> None:
     config = small("gpm", samples=20)
     with RunFolder.begin(tmp_path, config, resume=False) as folder:
         learner = SupervisedTrainer(config, stream_of(config), folder)
-        task, whole = learner.task(0), learner.stream[0]
+        task, whole = learner.load_task(0), learner.stream[0]
         assert (len(task.train), len(task.validation), len(task.test)) == (20, 20, 20)
         assert set(map(tuple, task.train.inputs.tolist())) <= set(map(tuple, whole.train.inputs.tolist()))
         assert set(task.train.labels.tolist()) == {0, 1}
-        assert torch.equal(task.train.inputs, learner.task(0).train.inputs)
+        assert torch.equal(task.train.inputs, learner.load_task(0).train.inputs)
         learner.run()
     # 300 inputs were wanted for the bases and 20 are there.
     assert all(0 < free < 1 for free in of_kind(events(tmp_path), "task")[0]["free"].values())
@@ -249,7 +250,7 @@ def test_the_best_weights_are_kept_with_patience_and_the_last_ones_otherwise(tmp
     losses: dict[str, list[float]] = {}
     for name, config in (("patient", patient), ("constant", small("finetune", **settings))):
         learner = run(tmp_path / name, config)
-        task = learner.task(0)
+        task = learner.load_task(0)
         order = torch.arange(len(task.validation))
         kept = evaluate(learner.network, task.validation, task.head, batch=256, order=order).loss
         seen = [entry["validation_loss"] for entry in of_kind(events(tmp_path / name), "epoch")]
@@ -276,7 +277,7 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
     assert rates[:3] == pytest.approx([0.1, 0.075, 0.025])
     assert rates[3:] == rates[:3]
     # What is kept is what was validated at the end.
-    task = learner.task(1)
+    task = learner.load_task(1)
     score = evaluate(learner.network, task.validation, task.head, batch=256, order=torch.arange(len(task.validation)))
     assert score.loss == pytest.approx(of_kind(events(tmp_path), "epoch")[-1]["validation_loss"], rel=1e-5)
     plain = run(tmp_path / "plain", replace(config, trainer=replace(config.trainer, average=0.0)))
@@ -293,7 +294,7 @@ def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Pa
         is_head = name.startswith("heads.")
         torch.testing.assert_close(tensor, ended if is_head or began is None else (ended + began) / 2)
     # What is kept is what was validated at the end.
-    task = learner.task(1)
+    task = learner.load_task(1)
     score = evaluate(learner.network, task.validation, task.head, batch=256, order=torch.arange(len(task.validation)))
     found = of_kind(events(tmp_path / "halfway"), "epoch")[-1]["validation_loss"]
     assert score.loss == pytest.approx(found, rel=1e-5)
@@ -334,9 +335,9 @@ def test_a_mean_of_the_weights_is_that_of_every_step(tmp_path: Path) -> None:
     torch.testing.assert_close(learner.network.hidden[0].weight.double(), mean, rtol=1e-4, atol=1e-6)  # type: ignore[index,union-attr]
 
 
-def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run_with_advice(tmp_path: Path) -> None:
     config = small("finetune", lr=1e30)
-    with pytest.raises(RunError, match=r"the loss of task 1 \(digits 0 and 1\) is no number after epoch 1: .*--lr"):
+    with pytest.raises(RunError, match=r"loss became \w+ in task 1 \(digits 0 and 1\), epoch 1; try a lower --lr"):
         run(tmp_path, config)
     assert events_or_none(tmp_path) == []
 
@@ -370,7 +371,7 @@ def test_more_evaluations_change_nothing(tmp_path: Path) -> None:
 
         def evaluate_again(event: str, values: dict[str, Any]) -> None:
             for position in range(3):
-                task = learner.task(position)
+                task = learner.load_task(position)
                 evaluate(learner.network, task.train, task.head, batch=32, order=torch.randperm(len(task.train)))
             torch.randn(7)
 
@@ -399,40 +400,40 @@ def dropping(path: Path, config: Any, *callbacks: Any, resume: bool = False) -> 
         with torch.random.fork_rng():
             torch.manual_seed(0)
             network = Dropping()
-        learner = SupervisedTrainer(config, stream_of(config), folder, *callbacks)
-        learner.network = network
-        learner.method = METHODS[config.method](network, config.method_settings, exclude=["heads.*"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sgp.experiments.supervised.build_network", lambda config, stream: network)
+            learner = SupervisedTrainer(config, stream_of(config), folder, *callbacks)
         learner.run()
     return learner
 
 
 @pytest.mark.parametrize("recipe", ["constant", "patience", "fast"])
 @pytest.mark.parametrize("method", ["gpm", "finetune"])
-def test_where_old_statistics_must_stay_later_tasks_have_their_own(method: str, recipe: str, tmp_path: Path) -> None:
+def test_later_tasks_have_their_own_statistics_where_old_ones_stay(method: str, recipe: str, tmp_path: Path) -> None:
     learner = dropping(tmp_path / "run", small(method, tasks=3, **RECIPES[recipe]))
-    network, kept = learner.network.eval(), learner.statistics.state_dict()
+    network, kept = learner.network.eval(), learner.norms.state_dict()
     assert {path.split("/")[0] for path in kept} == ({"1", "2"} if method == "gpm" else set())
-    task = learner.task(2)
+    task = learner.load_task(2)
     batch = task.train.inputs[:9], task.train.labels[:9]
-    with learner.statistics.of(2, network):
+    with learner.norms.use_statistics(2):
         own = -F.cross_entropy(network(batch[0], 2), batch[1], reduction="none")
-    assert torch.equal(learner._log_likelihood(task)(batch), own)
-    score = learner._score(task.test, task, "test", 0)
+    assert torch.equal(learner._compute_log_likelihood(task.head)(batch), own)
+    score = learner._evaluate(task.test, task, "test", 0)
     if method == "gpm":
         hidden = network.get_submodule("hidden")
-        mean = torch.stack([hidden(inputs).mean(0) for inputs, _ in learner._for_statistics(2, [task])]).mean(0)
+        mean = torch.stack([hidden(inputs).mean(0) for inputs, _ in learner._iterate_passes(2, [task])]).mean(0)
         torch.testing.assert_close(kept["2/norm.running_mean"], mean)
         assert not torch.allclose(network.get_buffer("norm.running_mean"), mean, rtol=0.1, atol=0.1)
-        learner.statistics = type(learner.statistics)()
-        assert learner._score(task.test, task, "test", 0).loss != score.loss
+        learner.norms.load_state_dict({})
+        assert learner._evaluate(task.test, task, "test", 0).loss != score.loss
 
 
-def test_mixed_statistics_change_what_is_scored_and_nothing_that_is_learned(tmp_path: Path) -> None:
+def test_mixed_statistics_change_the_scores_but_not_the_training(tmp_path: Path) -> None:
     runs = {kind: dropping(tmp_path / kind, small("sgp", tasks=2, statistics=kind)) for kind in ("stored", "mixed")}
     assert same_weights(runs["stored"].network, runs["mixed"].network)
     for position in range(2):
-        task = runs["mixed"].task(position)
-        stored, mixed = (learner._score(task.test, task, "test", 0) for learner in runs.values())
+        task = runs["mixed"].load_task(position)
+        stored, mixed = (learner._evaluate(task.test, task, "test", 0) for learner in runs.values())
         assert stored.loss != pytest.approx(mixed.loss, rel=1e-3)
 
 
@@ -586,7 +587,7 @@ def test_the_network_is_the_seeds() -> None:
     assert same_weights(one, two)
     assert not same_weights(one, other)
     with torch.random.fork_rng():
-        torch.manual_seed(seed_for(0, "weights"))
+        torch.manual_seed(derive_seed(0, "weights"))
         assert torch.equal(nn.Linear(64, 100).weight, one.hidden[0].weight)  # type: ignore[index,union-attr]
     bare = build_network(replace(config, network_bias=False), stream)
     assert all(not name.endswith("bias") for name, _ in bare.named_parameters())
@@ -613,7 +614,7 @@ def test_an_optimizer_goes_on_from_its_state_to_the_bit() -> None:
     step(stopped, before, 0)
     resumed, after = made()
     resumed.load_state_dict(stopped.state_dict())
-    restore_optimizer(after, optimizer_state(before))
+    restore_optimizer_state(after, get_optimizer_state(before))
     for seed in (1, 2):
         step(resumed, after, seed)
     assert same_weights(whole, resumed)

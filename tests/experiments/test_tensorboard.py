@@ -33,7 +33,7 @@ written: list[Writer] = []
 
 def test_without_it_nothing_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
-    assert tensorboard.tensorboard_watcher(tmp_path) == []
+    assert tensorboard.make_tensorboard_callbacks(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,7 +48,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_installed")
 def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path) -> None:
-    (watch,) = tensorboard.tensorboard_watcher(tmp_path)
+    (watch,) = tensorboard.make_tensorboard_callbacks(tmp_path)
     (writer,) = written
     losses = {"train_loss": 0.5, "validation_loss": None, "validation_accuracy": None, "lr": 0.1}
     watch("epoch", {"task": 0, "epoch": 2} | losses)
@@ -66,7 +66,7 @@ def test_with_it_epochs_and_tasks_become_scalars(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_installed")
 def test_so_do_updates_and_evaluations_of_games(tmp_path: Path) -> None:
-    (watch,) = tensorboard.tensorboard_watcher(tmp_path)
+    (watch,) = tensorboard.make_tensorboard_callbacks(tmp_path)
     (writer,) = written
     losses = {"policy_loss": -0.1, "clip_fraction": 0.25, "explained_variance": None}
     watch("update", {"task": 1, "update": 3, "step": 300, "games": 2, "score": None, "lr": 0.1, "seconds": {}} | losses)

@@ -40,7 +40,7 @@ def test_singular_values_of_the_first_task_are_those_of_its_inputs(tmp_path: Pat
     learner = run(tmp_path, small("gpm", tasks=1, memory_samples=40))
     (first,) = of_kind(events(tmp_path), "task")
     told = first["bases"]["hidden.0"]["singular values"]
-    task = learner.task(0)
+    task = learner.load_task(0)
     batch = next(iter(learner._random_batches(task, 40, "consolidate", 0)))[0]
     rows = torch.cat([batch, torch.ones(len(batch), 1)], dim=1).double()
     sigma = torch.linalg.svdvals(rows)
@@ -60,7 +60,7 @@ def test_a_stopped_run_tells_the_same_of_its_bases_and_tasks(tmp_path: Path) -> 
 def test_sizes_of_tasks_are_told(tmp_path: Path) -> None:
     learner = run(tmp_path, small("finetune"))
     for position, told in enumerate(of_kind(events(tmp_path), "task")):
-        task = learner.task(position)
+        task = learner.load_task(position)
         sizes = {"train": len(task.train), "validation": len(task.validation), "test": len(task.test)}
         assert told["data"] == {"inputs": [64], "classes": learner.stream.heads[position]} | sizes
         assert told["bases"] == {}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.experiments.supervised import optimizer_state, restore_optimizer
+from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
 from sgp.networks import MLP, LeNet, ResNet18
@@ -403,9 +403,9 @@ def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, 
     resumed = made(**settings)
     resumed.load_state_dict(stopped.state_dict())
     resumed.trained.load_state_dict(stopped.trained.state_dict())
-    remembered, optimizers[1] = optimizer_state(optimizers[1]), resumed.optimizer(torch.optim.SGD, 0.05)
+    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.optimizer(torch.optim.SGD, 0.05)
     resumed.attach(optimizers[1])
-    restore_optimizer(optimizers[1], remembered)
+    restore_optimizer_state(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):
         torch.manual_seed(6)
         for batch in batches(1):

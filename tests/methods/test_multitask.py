@@ -20,7 +20,7 @@ from sgp.benchmarks.stream import Stream, Task
 from sgp.experiments.config import Config
 from sgp.experiments.evaluation import evaluate
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import summary_of
+from sgp.experiments.summary import read_summary
 from sgp.methods import METHODS, Batch, Method, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.multitask import Multitask
@@ -145,11 +145,11 @@ def test_the_matrix_of_a_run_has_one_accuracy_for_each_task(kind: str, tmp_path:
     assert [entry["accuracies"] for entry in of_kind(found, "task")] == [last[:1], last[:2], last]
     assert [entry["name"] for entry in of_kind(found, "task")] == list(learner.stream.names)
     assert found[-1] == {"event": "end", "acc": pytest.approx(sum(last) / 3), "bwt": 0}
-    summary = summary_of(RunFolder(tmp_path))
+    summary = read_summary(RunFolder(tmp_path))
     assert summary.finished
     assert torch.equal(summary.accuracies, torch.tensor(last, dtype=torch.float64).expand(3, 3).tril())
     for position, accuracy in enumerate(last):
-        task = learner.task(position)
+        task = learner.load_task(position)
         score = evaluate(learner.network, task.test, task.head, batch=256, order=torch.arange(len(task.test)))
         assert score.accuracy == accuracy
 

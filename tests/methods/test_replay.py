@@ -64,7 +64,7 @@ def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypa
     from experiments.small import run, small
 
     estimated: list[list[tuple[Tensor, Any]]] = []
-    name = "sgp.experiments.supervised.estimate_statistics"
+    name = "sgp.experiments.norm_policy.estimate_statistics"
     monkeypatch.setattr(name, lambda _, passes: estimated.append(list(passes)) or {})
     for attempt in ("one", "two"):
         torch.manual_seed(ord(attempt[0]))  # whatever the random state outside of the run

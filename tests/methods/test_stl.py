@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the
 
 from experiments.small import events, of_kind, run, same_weights, small, stream_of, trace
 
-from sgp.experiments.supervised import build_network
+from sgp.experiments.networks import build_network
 from sgp.methods import METHODS, Moment
 from sgp.methods.method import NoSettings
 from sgp.methods.stl import STL

@@ -64,7 +64,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
     assert "Stopped; go on with: sgp run runs/again --resume" in capsys.readouterr().out
     monkeypatch.setattr(GameEnv, "step_wait", step)
     assert sgp("run", "runs/again", "--resume", *STUB) == 0
-    assert "going on after task" in capsys.readouterr().out
+    assert "resuming after task" in capsys.readouterr().out
     for name in ("scores.csv", "accumulated.csv", "capacity.csv"):
         whole, again = (Path(f"runs/{run}/{name}").read_text() for run in ("signs-sgp-paper-seed0", "again"))
         assert whole == again

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sgp.benchmarks.stream import Stream
+if TYPE_CHECKING:
+    from sgp.benchmarks.stream import Stream
 
 
 @dataclass(frozen=True)

@@ -7,42 +7,20 @@ network that keeps one hidden representation per order of pixels can hold them a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets.extra import need
+from sgp.benchmarks.settings.digits import Digits
 from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.settings import Range, check_number
 
 PIXELS = 64
 CLASSES = 10
 SPLIT_CLASSES = 2
 SPLIT_TASKS = CLASSES // SPLIT_CLASSES
-
-
-@dataclass(frozen=True)
-class Digits:
-    """Handwritten digits of 8 x 8 pixels; they need no download."""
-
-    kind: Literal["permuted", "split"] = "permuted"
-    """permuted: all digits in each task, in a new order of pixels, one head; split: two digits and a head for each."""
-    tasks: int = 10
-    """How many tasks to learn in a row, at least 1; split digits have 5, and all are learned if more are asked for."""
-    validation: float = 0.1
-    """Share of each task's training images that is held out for validation, in [0, 1)."""
-    validation_seed: int | None = None
-    """Draws the validation images; none: the run's seed."""
-
-    def __post_init__(self) -> None:
-        check.one_of("kind", self.kind, ("permuted", "split"))
-        check.in_range("tasks", self.tasks, 1)
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
 
 
 def stream(settings: Digits, data: Path | None, seed: int) -> Stream:
@@ -67,8 +45,8 @@ def permuted_digits(tasks: int = 10, seed: int = 0) -> Stream:
         tasks: how many.
         seed: which orders of pixels.
     """
-    check.in_range("tasks", tasks, 1)
-    check.in_range("seed", seed, 0)
+    check_number("tasks", tasks, Range(low=1))
+    check_number("seed", seed, Range(low=0))
     train, test = _digits()
 
     def permuted(index: int) -> Task:
@@ -109,13 +87,3 @@ def _digits() -> tuple[Examples, Examples]:
     mean, deviation = inputs[~test].mean(), inputs[~test].std()
     inputs = (inputs - mean) / deviation
     return Examples(inputs[~test], labels[~test]), Examples(inputs[test], labels[test])
-
-
-BENCHMARK = Benchmark(
-    name="digits",
-    description="Handwritten digits of 8 x 8 pixels, permuted or split; needs no download and takes a minute.",
-    settings=Digits,
-    stream=stream,
-    network="mlp",
-    datasets=(),
-)

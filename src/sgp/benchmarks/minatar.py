@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgp.benchmarks import settings as check
 from sgp.benchmarks.benchmark import GameBenchmark
+from sgp.settings import Settings, check_names, setting
 
 
 @dataclass(frozen=True)
-class MinAtar:
+class MinAtar(Settings):
     """Games of 10 x 10 pixels with a channel for each kind of thing, padded to ten channels for all games."""
 
     games: str = "breakout,space-invaders,freeway"
     """Which, in the order in which they are learned, with commas between."""
-    sticky: float = 0.1
-    """Probability that an action is replaced by the one before, in [0, 1)."""
+    sticky: float = setting(0.1, low=0, below=1)
+    """Probability that an action is replaced by the one before."""
     ramping: bool = True
     """Whether games become harder as they go on, where they do."""
-    episode_steps: int = 2_500
-    """A game is cut off after so many steps, at least 1; freeway ends there by itself."""
+    episode_steps: int = setting(2_500, low=1)
+    """A game is cut off after so many steps; freeway ends there by itself."""
 
     def __post_init__(self) -> None:
-        check.names("games", self.games)
-        check.share("sticky", self.sticky)
-        check.in_range("episode_steps", self.episode_steps, 1)
+        """Check the fields, and that no game is named twice."""
+        super().__post_init__()
+        check_names("games", self.games)
 
 
 BENCHMARK = GameBenchmark(

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import miniimagenet
 from sgp.benchmarks.datasets.images import find
+from sgp.benchmarks.settings.miniimagenet import CLASSES, TASKS, SplitMiniImageNet, shape
 from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
 
-TASKS = 20
-CLASSES = 5
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-
-
-@dataclass(frozen=True)
-class SplitMiniImageNet:
-    """miniImageNet in tasks of five classes, drawn by a seed."""
-
-    tasks: int = TASKS
-    """How many of the twenty tasks to learn, from 1 to 20."""
-    class_seed: int | None = None
-    """Draws which classes each task has; none: the run's seed."""
-    validation: float = 0.05
-    """Share of each task's training images that is held out for validation, in [0, 1)."""
-    validation_seed: int | None = None
-    """Draws the validation images; none: the run's seed."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, TASKS)
-        check.seed("class_seed", self.class_seed)
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
-
-
-def shape(settings: SplitMiniImageNet) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
-    return (3, miniimagenet.SIDE, miniimagenet.SIDE), [CLASSES] * settings.tasks
 
 
 def stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> Stream:
@@ -79,14 +50,3 @@ def class_groups(seed: int) -> list[list[int]]:
 def normalised(images: Tensor) -> Tensor:
     """Pixels in [0, 1], then standardised with the mean and deviation of ImageNet."""
     return (images.float() / 255 - MEAN) / DEVIATION
-
-
-BENCHMARK = Benchmark(
-    name="split-miniimagenet",
-    description="miniImageNet in twenty tasks of five classes.",
-    settings=SplitMiniImageNet,
-    stream=stream,
-    shape=shape,
-    network="resnet18",
-    datasets=(miniimagenet.NAME,),
-)

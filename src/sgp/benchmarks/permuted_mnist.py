@@ -8,41 +8,18 @@ of the first run in another order. Here every seed has tasks of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import idx
 from sgp.benchmarks.datasets.images import find
+from sgp.benchmarks.settings.permuted_mnist import TASKS, PermutedMNIST, shape
 from sgp.benchmarks.stream import Examples, Stream, Task
 
-TASKS = 10
-CLASSES = 10
 MEAN, DEVIATION = 0.1307, 0.3081
-
-
-@dataclass(frozen=True)
-class PermutedMNIST:
-    """MNIST with the pixels in another order in each task."""
-
-    tasks: int = TASKS
-    """How many tasks to learn in a row, from 1 to 100."""
-    validation: float = 0.1
-    """Share of the training images, the first ones of the file, that is held out for validation, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, 100)
-        check.share("validation", self.validation)
-
-
-def shape(settings: PermutedMNIST) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image as a row, and the number of classes of each head."""
-    return (idx.MNIST.side**2,), [CLASSES]
 
 
 def stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream:
@@ -79,14 +56,3 @@ def pixel_orders(tasks: int, pixels: int, seed: int) -> list[Tensor]:
 def normalised(pixels: Tensor) -> Tensor:
     """In [0, 1], then standardised with the mean and deviation of MNIST."""
     return (pixels.float() / 255 - MEAN) / DEVIATION
-
-
-BENCHMARK = Benchmark(
-    name="permuted-mnist",
-    description="MNIST with the pixels in another order in each of ten tasks, one head for all.",
-    settings=PermutedMNIST,
-    stream=stream,
-    shape=shape,
-    network="mlp",
-    datasets=(idx.MNIST.name,),
-)

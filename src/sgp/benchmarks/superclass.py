@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import cifar
 from sgp.benchmarks.datasets.images import find
+from sgp.benchmarks.settings.superclass import Superclass, shape
 from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
 
 # Labels of each superclass, ascending; a class's label inside its task is its place here.
@@ -38,8 +35,6 @@ SUPERCLASSES = {
     "vehicles_1": (8, 13, 48, 58, 90),
     "vehicles_2": (41, 69, 81, 85, 89),
 }
-TASKS = len(SUPERCLASSES)
-CLASSES = 5
 
 # Which superclass comes when: the five orders of APD, over which the paper takes its mean.
 ORDERS = (
@@ -49,34 +44,6 @@ ORDERS = (
     (11, 9, 6, 5, 12, 4, 0, 10, 13, 7, 14, 3, 15, 16, 8, 1, 2, 19, 18, 17),
     (6, 14, 0, 11, 12, 17, 13, 4, 9, 1, 7, 19, 8, 10, 3, 15, 18, 5, 2, 16),
 )
-
-
-@dataclass(frozen=True)
-class Superclass:
-    """CIFAR-100 in tasks of the five classes of one superclass."""
-
-    tasks: int = TASKS
-    """How many of the twenty tasks to learn, from 1 to 20."""
-    order: int = 0
-    """Which of the five orders of superclasses, from 0 to 4; the paper takes the mean over all five."""
-    pixels: Literal["true", "scrambled"] = "true"
-    """true: the images; scrambled: the published code's inputs, in which planar pixels are read as interleaved ones."""
-    validation: float = 0.05
-    """Share of each task's training images that is held out for validation, in [0, 1)."""
-    validation_seed: int | None = None
-    """Draws the validation images; none: the run's seed. The published code of SGP always has 0 here."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, TASKS)
-        check.in_range("order", self.order, 0, len(ORDERS) - 1)
-        check.one_of("pixels", self.pixels, ("true", "scrambled"))
-        check.share("validation", self.validation)
-        check.seed("validation_seed", self.validation_seed)
-
-
-def shape(settings: Superclass) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
-    return cifar.SHAPE, [CLASSES] * TASKS
 
 
 def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
@@ -113,14 +80,3 @@ def scrambled(images: Tensor) -> Tensor:
     """
     count, channels, height, width = images.shape
     return images.reshape(count, height, width, channels).permute(0, 3, 1, 2).contiguous()
-
-
-BENCHMARK = Benchmark(
-    name="cifar100-superclass",
-    description="CIFAR-100 in twenty tasks of five related classes, in one of five orders.",
-    settings=Superclass,
-    stream=stream,
-    shape=shape,
-    network="lenet",
-    datasets=(cifar.CIFAR100.name,),
-)

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sgp.benchmarks import settings as check
-from sgp.benchmarks.benchmark import Benchmark
 from sgp.benchmarks.datasets import texts
 from sgp.benchmarks.datasets.images import find
 from sgp.benchmarks.datasets.texts import Labelled
+from sgp.benchmarks.settings.texts import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.networks.minilm import tokens_of
-
-
-@dataclass(frozen=True)
-class CLINC150:
-    """Sentences to an assistant: ten domains of fifteen intents."""
-
-    tasks: int = texts.DOMAINS
-    """How many of the ten domains to learn, from 1 to 10."""
-    length: int = 32
-    """Tokens of a text, from 2 to 512; longer ones are cut."""
-    sentences: int = 100
-    """Training sentences of each intent, from 2 to 100."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, texts.DOMAINS)
-        check.in_range("length", self.length, 2, 512)
-        check.in_range("sentences", self.sentences, 2, texts.SENTENCES["train"])
-
-
-@dataclass(frozen=True)
-class FiveText:
-    """Kinds of things, polarity, intents of a bank's clients, subjectivity, emotions."""
-
-    tasks: int = 5
-    """How many of the five tasks to learn, from 1 to 5."""
-    length: int = 32
-    """Tokens of a text, from 2 to 512; longer ones are cut."""
-    texts: int | None = 800
-    """Training texts of each task, at least 2 of each class, drawn by the run's seed; none: all."""
-    validation: float = 0.1
-    """Share of the training texts of each class that is held out for validation, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check.in_range("tasks", self.tasks, 1, 5)
-        check.in_range("length", self.length, 2, 512)
-        if self.texts is not None:
-            check.in_range("texts", self.texts, 2)
-        check.share("validation", self.validation)
 
 
 def clinc150(settings: CLINC150, data: Path | None, seed: int) -> Stream:
@@ -126,21 +86,3 @@ def _held_out(labelled: Sequence[Labelled], labels: list[str], share: float) -> 
         (held if left[label] > 0 else kept).append((text, label))
         left[label] -= 1
     return held, kept
-
-
-CLINC150_BENCHMARK = Benchmark(
-    name="clinc150",
-    description="Intents of sentences to an assistant, in ten tasks by domain.",
-    settings=CLINC150,
-    stream=clinc150,
-    network="minilm",
-    datasets=(texts.CLINC150,),
-)
-FIVETEXT_BENCHMARK = Benchmark(
-    name="fivetext",
-    description="Five tasks on texts of different kinds.",
-    settings=FiveText,
-    stream=fivetext,
-    network="minilm",
-    datasets=(texts.FIVETEXT,),
-)

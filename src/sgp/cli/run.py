@@ -24,7 +24,7 @@ from sgp.experiments.display import Display
 from sgp.experiments.experiment import Callback
 from sgp.experiments.folder import CONFIG, VERSIONS, RunError, RunFolder
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.experiments.tensorboard import tensorboard_watcher
+from sgp.experiments.tensorboard import make_tensorboard_callbacks
 from sgp.rl import load_games
 from sgp.rl.settings import GameError
 
@@ -122,7 +122,7 @@ def print_error(error: Exception) -> int:
 def prepare(arguments: Sequence[str]) -> tuple[Place, AnyConfig, Work, list[str]]:
     """What a command line asks for: bad settings and missing data show before a folder is made."""
     place, config, scripts = parse(arguments)
-    RunFolder.refuse_existing(place.folder(config), resume=place.resume)
+    RunFolder.check_unused(place.folder(config), resume=place.resume)
     work = work_of(config, place.data)
     work.learner(config, RunFolder(place.folder(config)))
     return place, config, work, scripts
@@ -279,14 +279,16 @@ def start(place: Place, config: AnyConfig, work: Work, scripts: Sequence[str] = 
     kept = f"what was learned until the last checkpoint is kept, {again}"
     try:
         with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
-            heading = f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.standing()}"
+            heading = (
+                f"{path}: {config.method} on {config.benchmark}, {len(work.names)} tasks{folder.describe_progress()}"
+            )
             console.print(heading, highlight=False, markup=False, soft_wrap=True)
-            for note in folder.notes:
+            for note in folder.warnings:
                 console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
-            whole = folder.config()
+            whole = folder.read_config()
             torch.set_num_threads(whole.threads)
             with work.display(console) as display:
-                work.learner(whole, folder, display, *tensorboard_watcher(path)).run()
+                work.learner(whole, folder, display, *make_tensorboard_callbacks(path)).run()
             print_run(console, str(path), folder)
     except KeyboardInterrupt:
         console.print(f"Stopped; {again}", highlight=False, markup=False, soft_wrap=True)

@@ -16,8 +16,8 @@ from sgp.cli.show_games import print_game_comparison, print_game_summary
 from sgp.experiments.config import GameConfig, is_whole
 from sgp.experiments.display import span
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import GameSummary, game_summary_of
-from sgp.experiments.summary import Summary, summary_of
+from sgp.experiments.game_summary import GameSummary, read_game_summary
+from sgp.experiments.summary import Summary, read_summary
 from sgp.methods import METHODS
 
 # Of more layers than this the free shares are not listed one by one.
@@ -61,7 +61,7 @@ def print_run(console: Console, name: str, folder: RunFolder) -> None:
 
 
 def _read(folder: RunFolder) -> Summary | GameSummary:
-    return game_summary_of(folder) if isinstance(folder.config(), GameConfig) else summary_of(folder)
+    return read_game_summary(folder) if isinstance(folder.read_config(), GameConfig) else read_summary(folder)
 
 
 def _print(console: Console, name: str, summary: Summary | GameSummary) -> None:

@@ -122,7 +122,7 @@ def _agreed(path: Path, config: AnyConfig) -> AnyConfig:
     """
     if not (path / CONFIG).exists():
         return config
-    known = RunFolder(path).config()
+    known = RunFolder(path).read_config()
     config = replace(config, threads=config.threads or known.threads)
     other = list(differences(config, known))
     if other:
@@ -144,7 +144,7 @@ def _check(configs: Iterable[AnyConfig], data: Path | None) -> None:
 def _refuse_busy(folders: list[Path]) -> None:
     """Two sweeps at once must not take each other's runs for failures."""
     last = time.monotonic() + PATIENCE
-    while busy := [path for path in folders if RunFolder(path).busy()]:
+    while busy := [path for path in folders if RunFolder(path).is_running()]:
         if time.monotonic() > last:
             raise RunError(
                 f"another process is running {busy[0]}, perhaps this sweep: wait for it, or use another --out"

@@ -121,7 +121,7 @@ def _shortened(name: str, width: int) -> Text:
 
 def _standing(folder: Path, config: AnyConfig) -> _Standing:
     try:
-        events = RunFolder(folder).metrics()
+        events = RunFolder(folder).read_events()
     except RunError:  # the run itself will say so
         return _Standing()
     last = next((event for event in reversed(events) if "task" in event), None)

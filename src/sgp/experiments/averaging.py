@@ -1,7 +1,7 @@
-"""An exponential mean of a network's weights over the steps of a task.
+"""Exponential moving average of a network's weights over the steps of a task.
 
-The mean lies among the weights that were passed, and each of those differs from the task's first weights by projected
-steps only. The projection is linear, so the mean obeys it as well as they do, and so does a point between the two.
+Each averaged weight differs from the task's first weights by projected steps only. The projection is linear, so the
+difference between the average and the first weights is projected too, and so is every interpolation between the two.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 
 class WeightAverage:
-    """The mean of parameters and floating buffers after each step; the weights as they are now are no part of it.
+    """Average of parameters and floating-point buffers after each step, without the initial weights.
 
     Args:
-        network: whose weights.
-        decay: share of the old mean that each step keeps, in (0, 1).
-        old_share: how much of the way back from the mean to the weights as they are now is gone when it is used.
-        new: patterns on names of weights that have no past, which stay as they were learned.
+        network: Network whose weights are averaged.
+        decay: Factor of the old average in each step, in (0, 1).
+        old_share: Interpolation weight of the initial weights, in [0, 1), when the average is used.
+        new: Patterns on names of weights that are new in this task; they are not interpolated.
     """
 
     def __init__(self, network: nn.Module, decay: float, *, old_share: float = 0.0, new: Sequence[str] = ()) -> None:
@@ -35,25 +35,25 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step to the average."""
         self._steps += 1
-        # All steps so far weigh 1 - decay^steps together: divided by that, the mean is of them alone, however few.
+        # All steps so far weigh 1 - decay^steps together; the division makes the average unbiased from the start.
         share = (1 - self.decay) / (1 - self.decay ** int(self._steps))
         torch._foreach_lerp_(list(self._mean.values()), list(self._live.values()), share)
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """Make the mean the network's weights, with the share of the old ones."""
+    def copy_to_network(self) -> None:
+        """Replace the network's weights by the average, interpolated with the initial weights."""
         for name, tensor in self._live.items():
             tensor.copy_(self._mean[name])
         for name, old in self._old.items():
             self._live[name].lerp_(old, self.old_share)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The mean as the network's weights for a while; training goes on from its own afterwards."""
+    def use(self) -> Iterator[None]:
+        """Replace the network's weights by the average inside the context, and restore them afterwards."""
         own = {name: tensor.clone() for name, tensor in self._live.items()}
-        self.keep()
+        self.copy_to_network()
         try:
             yield
         finally:
@@ -62,12 +62,12 @@ class WeightAverage:
                     tensor.copy_(own[name])
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """The mean, of how many steps it is, and the old weights, which no step changes."""
+        """Return the average, its number of steps, and the initial weights if they are needed."""
         state = {"average": dict(self._mean), "averaged": {"steps": self._steps}}
         return state | ({"old": dict(self._old)} if self._old else {})
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Go on from a `state_dict`; it may hold more."""
+        """Restore a `state_dict`; other entries are ignored."""
         for own, name in ((self._mean, "average"), ({"steps": self._steps}, "averaged"), (self._old, "old")):
             for key, tensor in own.items():
                 tensor.copy_(state[name][key])

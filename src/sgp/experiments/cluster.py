@@ -99,7 +99,7 @@ def _refuse_too_large(ray: Any, jobs: Sequence[Job]) -> None:
 def _run(job: Job) -> int:
     """On a node: run the job to its end; its exit status."""
     last = time.monotonic() + PATIENCE
-    while RunFolder(job.folder).busy() and time.monotonic() < last:
+    while RunFolder(job.folder).is_running() and time.monotonic() < last:
         time.sleep(PAUSE)
     process = job.start()
     try:

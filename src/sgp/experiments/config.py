@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +18,10 @@ from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, settings
 from sgp.registry import unknown
 from sgp.rl.settings import PPOSettings
+from sgp.settings import MAX_SEED, Settings, setting, validate_fields
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
-# Numpy's generators, which draw validation images and orders of pixels, take no larger one.
-MOST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,14 @@ class Flat:
     """paper: what the text says; reference: what the published code does; corrected: what is right."""
     recipe: Recipe = "paper"
     """paper: its training; fast, where there is one: a cosine rate and averaged weights in fewer epochs."""
-    seed: int = 0
+    seed: int = setting(0, low=0, high=MAX_SEED)
     """Of the weights, the order of batches, dropout, games and everything else that is random."""
     benchmark_settings: object = None
     trainer: object = None
     method_settings: object = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= MOST_SEED:
-            raise ValueError(f"seed must be from 0 to {MOST_SEED}, got {self.seed}")
+        validate_fields(self)
 
     def flat(self) -> dict[str, Any]:
         """Every setting by its name, as on the command line."""
@@ -63,33 +62,33 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class SupervisedSettings:
+class SupervisedSettings(Settings):
     """How each task is learned, on the cross-entropy of the task's own head."""
 
-    epochs: int = 200
+    epochs: int = setting(200, low=1)
     """The most passes over a task's training data."""
-    batch: int = 64
+    batch: int = setting(64, low=1)
     """Examples per training step."""
-    test_batch: int = 64
+    test_batch: int = setting(64, low=1)
     """Examples per step of an evaluation; with BatchNorm on batch statistics the accuracy depends on it."""
-    lr: float = 0.05
+    lr: float = setting(0.05, above=0)
     """Learning rate at the start of each task."""
-    head_lr: float | None = None
+    head_lr: float | None = setting(None, above=0)
     """That of the heads, where they learn at a rate of their own; the schedule divides both alike."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Of torch, plain, made anew for each task; adamw has torch's weight decay of 0.01."""
     schedule: Literal["patience", "constant", "cosine", "linear"] = "patience"
     """patience: divide the rate when the validation loss stalls, keep the best weights. The others keep the last
     ones; cosine and linear end at 0."""
-    lr_min: float = 5e-5
+    lr_min: float = setting(5e-5, above=0, high=math.inf)
     """patience: a rate below this ends the task."""
-    lr_factor: float = 2.0
+    lr_factor: float = setting(2.0, above=1, high=math.inf)
     """patience: what the rate is divided by."""
-    patience: int = 6
+    patience: int = setting(6, low=1)
     """patience: how many epochs without a better validation loss are waited for."""
-    average: float = 0.0
+    average: float = setting(0.0, low=0, below=1)
     """Decay of an exponential mean of the weights over steps, which is evaluated and kept; 0 keeps the weights."""
-    old_share: float = 0.0
+    old_share: float = setting(0.0, low=0, below=1)
     """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The first
     task and heads of single tasks have no weights before it."""
     realign: bool = False
@@ -97,22 +96,7 @@ class SupervisedSettings:
     follow the features that it has moved."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "test_batch", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        # Written so that NaN fails too.
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr must be above 0 and finite, got {self.lr}")
-        if self.head_lr is not None and not 0 < self.head_lr < float("inf"):
-            raise ValueError(f"head_lr must be above 0 and finite, got {self.head_lr}")
-        if not self.lr_min > 0:
-            raise ValueError(f"lr_min must be above 0, got {self.lr_min}")
-        if not self.lr_factor > 1:
-            raise ValueError(f"lr_factor must be above 1, got {self.lr_factor}")
-        if not 0 <= self.average < 1:
-            raise ValueError(f"average must be in [0, 1), got {self.average}")
-        if not 0 <= self.old_share < 1:
-            raise ValueError(f"old_share must be in [0, 1), got {self.old_share}")
+        super().__post_init__()
         if self.old_share and not self.average:
             raise ValueError("old_share goes with average: set average above 0, or old_share to 0")
         if self.average and self.schedule == "patience":
@@ -130,9 +114,9 @@ class Config(Flat):
     those of both together, in which the stored ones stand for 192 images."""
     network_bias: bool = True
     """Whether the layers of an MLP have biases."""
-    samples: int | None = None
+    samples: int | None = setting(None, low=2)
     """At most so many training, validation and test examples of each task, at least 2, for a quick look."""
-    threads: int = 0
+    threads: int = setting(0, low=0)
     """Of torch; 0 takes what is usual here. Another number may change the last bits."""
     channels_last: bool = True
     """Memory format of images, which is faster on a CPU."""
@@ -140,10 +124,6 @@ class Config(Flat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples is not None and self.samples < 2:
-            raise ValueError(f"samples must be at least 2, got {self.samples}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
         NETWORKS[self.network]  # refuses a name that is not there
         if self.trainer.schedule == "patience" and getattr(self.benchmark_settings, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
@@ -171,7 +151,7 @@ class GameConfig(Flat):
 
     network: str = "actor-critic"
     """An agent's, of `sgp list networks`."""
-    threads: int = 0
+    threads: int = setting(0, low=0)
     """Of torch and of the games; 0 takes what is usual here. Another number may change the last bits."""
     channels_last: bool = True
     """Memory format of observations and filters, which is faster on a CPU for large ones."""
@@ -179,8 +159,6 @@ class GameConfig(Flat):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threads < 0:
-            raise ValueError(f"threads must be at least 0, got {self.threads}")
         NETWORKS[self.network]  # refuses a name that is not there
 
     @property

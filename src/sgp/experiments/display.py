@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a live line at a terminal, plain lines elsewhere."""
+"""Progress display of a run: a live line at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sgp.experiments.config import Config
 
 
 class LiveDisplay:
-    """A bar at a terminal, and lines that stay.
+    """Base class of the progress displays: a bar at a terminal, and lines that stay.
 
-    Use it as a context, and give it to the learner as a callback.
+    Use it as a context manager, and pass it to the trainer as a callback.
 
     Args:
-        console: where to.
-        names: of the tasks.
+        console: Console to print to.
+        names: Names of the tasks.
     """
 
     def __init__(self, console: Console, names: list[str]) -> None:
@@ -45,12 +45,12 @@ class LiveDisplay:
 
 
 class Display(LiveDisplay):
-    """Tells of each epoch and each task.
+    """Print the progress of each epoch and the result of each task.
 
     Args:
-        console: where to.
-        config: of the run.
-        names: of the tasks.
+        console: Console to print to.
+        config: Config of the run.
+        names: Names of the tasks.
     """
 
     def __init__(self, console: Console, config: Config, names: list[str]) -> None:
@@ -60,22 +60,22 @@ class Display(LiveDisplay):
         self._task_seconds: list[float] = []
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
-        """An event of the run."""
+        """Print an event of the run."""
         if event == "epoch":
-            self._epoch(values)
+            self._print_epoch(values)
         elif event == "task":
-            self._task(values)
+            self._print_task(values)
 
-    def _epoch(self, values: dict[str, Any]) -> None:
+    def _print_epoch(self, values: dict[str, Any]) -> None:
         task, epoch = values["task"], values["epoch"]
         self._seen += 1
-        left = self._left(task, epoch)
+        left = self._estimate_left(task, epoch)
         validation = values["validation_accuracy"]
         # A live line has to fit in 80 characters.
-        called = "validation" if self._progress.disable else "val"
+        label = "validation" if self._progress.disable else "val"
         state = (
             f"loss {values['train_loss']:.3f}, "
-            + (f"{called} {validation:.1f} %, " if validation is not None else "")
+            + (f"{label} {validation:.1f} %, " if validation is not None else "")
             + f"lr {values['lr']:.2g}, {span(left)} left"
         )
         heading = f"task {task + 1}/{len(self.names)}"
@@ -86,7 +86,7 @@ class Display(LiveDisplay):
             self._bar = self._progress.add_task(heading, total=self.epochs, state="")
         self._progress.update(self._bar, description=f"{heading}, epoch {epoch}", completed=epoch, state=state)
 
-    def _task(self, values: dict[str, Any]) -> None:
+    def _print_task(self, values: dict[str, Any]) -> None:
         now = time.monotonic()
         self._task_seconds.append(now - self._task_begun)
         self._task_begun, self._seen = now, 0
@@ -103,17 +103,17 @@ class Display(LiveDisplay):
             soft_wrap=True,
         )
 
-    def _left(self, task: int, epoch: int) -> float:
-        """Seconds to the end, if this task uses all its epochs and each later one takes as long as those before."""
+    def _estimate_left(self, task: int, epoch: int) -> float:
+        """Estimate the seconds left, if this task uses all its epochs and later tasks take as long as earlier ones."""
         spent = time.monotonic() - self._task_begun
-        # A run that goes on inside a task has seen fewer epochs than the task has had.
+        # A run that resumed inside a task has seen fewer epochs than the task has had.
         each = spent / self._seen
         usual = sum(self._task_seconds) / len(self._task_seconds) if self._task_seconds else each * self.epochs
         return each * (self.epochs - epoch) + (len(self.names) - task - 1) * usual
 
 
 def span(seconds: float) -> str:
-    """Some seconds for people to read."""
+    """Format a duration for people to read."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

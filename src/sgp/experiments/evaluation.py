@@ -13,11 +13,11 @@ from sgp.benchmarks.stream import Examples
 
 
 class Score(NamedTuple):
-    """On a set of examples; None where there are none.
+    """Loss and accuracy on a set of examples; None if there are none.
 
     Attributes:
-        loss: mean cross-entropy.
-        accuracy: in percent.
+        loss: Mean cross-entropy.
+        accuracy: Accuracy in percent.
     """
 
     loss: float | None
@@ -34,42 +34,42 @@ def evaluate(
     order: Tensor,
     logits: Callable[[Tensor, int], Tensor] | None = None,
 ) -> Score:
-    """Score a network in eval mode; its mode is as before afterwards.
+    """Evaluate a network in eval mode, and restore its mode afterwards.
 
     Args:
-        network: `network(inputs, head)` gives logits.
-        examples: to score it on.
-        head: of the examples' task.
-        batch: how many at once. It matters where BatchNorm divides by the batch's own statistics.
-        order: in which they come, [n], since batches of a single class would have statistics of their own.
-        logits: what gives them instead of the network's own forward pass.
+        network: Network that returns logits as `network(inputs, head)`.
+        examples: Examples to evaluate it on.
+        head: Head of the examples' task.
+        batch: Batch size. It matters where BatchNorm normalizes by the batch's own statistics.
+        order: Order of the examples [n]; batches of a single class would have statistics of their own.
+        logits: Function that returns the logits in place of the network.
     """
-    answer = logits or network
+    compute_logits = logits or network
     if len(order) == 0:
         return Score(None, None)
     was_training = network.training
     network.eval()
     try:
         loss, correct = 0.0, 0
-        for rows in batches(order, batch):
-            answers, labels = answer(examples.inputs[rows], head), examples.labels[rows]
-            loss += float(F.cross_entropy(answers, labels, reduction="sum"))
-            correct += int((answers.argmax(dim=1) == labels).sum())
+        for rows in split_rows(order, batch):
+            outputs, labels = compute_logits(examples.inputs[rows], head), examples.labels[rows]
+            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+            correct += int((outputs.argmax(dim=1) == labels).sum())
     finally:
         network.train(was_training)
     return Score(loss / len(order), 100 * correct / len(order))
 
 
-def mean_score(scores: Sequence[Score]) -> Score:
-    """Of several tasks, each with the same weight."""
+def average_scores(scores: Sequence[Score]) -> Score:
+    """Return the mean loss and accuracy of several tasks, each with the same weight."""
     losses = [score.loss for score in scores if score.loss is not None]
     accuracies = [score.accuracy for score in scores if score.accuracy is not None]
     return Score(sum(losses) / len(losses), sum(accuracies) / len(accuracies)) if losses else Score(None, None)
 
 
-def batches(order: Tensor, size: int) -> Iterator[Tensor]:
-    """Rows in lots of a size, the last one smaller; never one of a single row, which BatchNorm cannot normalise."""
-    lots = list(torch.split(order, size))
-    if len(lots) > 1 and len(lots[-1]) == 1:
-        lots[-2:] = [torch.cat(lots[-2:])]
-    yield from lots
+def split_rows(order: Tensor, size: int) -> Iterator[Tensor]:
+    """Split rows into batches. A last batch of a single row, which BatchNorm cannot normalize, joins the one before."""
+    batches = list(torch.split(order, size))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    yield from batches

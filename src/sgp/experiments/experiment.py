@@ -1,37 +1,114 @@
-"""What learners of every kind leave in a run's folder: events, and the seconds of each phase between them."""
+"""Base class of the trainers."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sgp.experiments.config import AnyConfig
 from sgp.experiments.folder import RunFolder
+from sgp.experiments.seeds import derive_seed
+from sgp.methods import Batch, Method
 
 
 class Callback(Protocol):
-    """Is told of every event of a run, as it is written to the metrics."""
+    """Function that is called for every event of a run, as it is written to the metrics."""
 
     def __call__(self, event: str, values: dict[str, Any]) -> None: ...
 
 
-class Experiment:
-    """A run that tells of itself.
+class Experiment(ABC):
+    """Base class of the trainers: learn tasks one after another, log events, write checkpoints and resume from them.
+
+    Everything random is drawn from seeds that depend on the run's seed, its use, the task and the epoch alone. So a
+    checkpoint needs no random state, and an additional evaluation changes nothing.
 
     Args:
-        folder: where it leaves its traces.
-        callbacks: are told of every event.
+        config: Config of the run.
+        network: Network to train.
+        method: Method that trains it.
+        folder: Folder that the run writes to. If it has a checkpoint, the run resumes from it.
+        callbacks: Functions that are called for every event.
     """
 
-    def __init__(self, folder: RunFolder, *callbacks: Callback) -> None:
+    def __init__(
+        self, config: AnyConfig, network: nn.Module, method: Method[Any], folder: RunFolder, *callbacks: Callback
+    ) -> None:
+        self.network = network
+        self.method = method
         self.folder = folder
         self.callbacks = callbacks
+        self._seed = config.seed
         self._seconds: dict[str, float] = defaultdict(float)
 
+    def run(self) -> None:
+        """Learn all tasks that are not learned yet."""
+        progress, parts = self.folder.load() or ({"task": 0}, {})
+        if parts:
+            # The method comes first: it may have to grow the network before the weights fit.
+            self.method.load_state_dict(parts["method"])
+            self.method.trained.load_state_dict(parts["network"])
+            self._restore(progress, parts)
+        position = progress["task"]
+        while (following := self._learn(position, progress, parts)) is not None:
+            position, progress, parts = following, {}, {}
+        self._log("end", **self._summarize())
+
+    @abstractmethod
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
+        """Learn the next task, and return the position after it; return None if all tasks are learned.
+
+        Args:
+            position: Position of the task in the stream.
+            progress: Plain values of a checkpoint inside the task; empty at its start.
+            parts: Parts with tensors of the same checkpoint.
+        """
+
+    def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:  # noqa: B027
+        """Restore what a trainer stores beside the network and the method."""
+
+    def _summarize(self) -> dict[str, Any]:
+        """Return the values of the event that ends the run."""
+        return {}
+
+    def _save(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            position: Position of the task that the run resumes with.
+            progress: Plain values beside the position.
+            parts: Parts with tensors beside the network and the method.
+        """
+        own: dict[str, dict[str, Any]] = {
+            "network": self.method.trained.state_dict(),
+            "method": self.method.state_dict(),
+        }
+        self.folder.save({"task": position} | dict(progress), own | dict(parts))
+
+    def _compute_log_likelihood(self, head: int) -> Callable[[Batch], torch.Tensor]:
+        """Return the function that a method's `consolidate` gets: the log-likelihood of each example's label."""
+
+        def log_likelihood(batch: Batch) -> torch.Tensor:
+            inputs, labels = batch
+            return -F.cross_entropy(self.method.logits(inputs, head), labels, reduction="none")
+
+        return log_likelihood
+
+    def _measure_bytes(self) -> dict[str, int]:
+        """Return the memory of the network and the method in bytes, by what it is for."""
+        return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.bytes()
+
     def _log(self, event: str, **values: Any) -> None:
-        """Write an event, with the seconds that each phase has taken since the last one."""
+        """Write an event with the seconds that each phase has taken since the last event, and call the callbacks."""
         if self._seconds:
             values["seconds"] = {phase: round(seconds, 4) for phase, seconds in self._seconds.items()}
             self._seconds.clear()
@@ -41,6 +118,19 @@ class Experiment:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds inside the context to those of a phase."""
         start = time.perf_counter()
         yield
         self._seconds[phase] += time.perf_counter() - start
+
+    @contextmanager
+    def _seeded(self, use: str, *position: int) -> Iterator[None]:
+        """Seed the global random numbers of torch and numpy inside the context, and restore their state afterwards."""
+        seed, numpy_state = derive_seed(self._seed, use, *position), np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            try:
+                yield
+            finally:
+                np.random.set_state(numpy_state)

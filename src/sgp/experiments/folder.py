@@ -1,7 +1,7 @@
-"""The folder of a run: config, versions, metrics, tables and the checkpoint, readable at any moment.
+"""Folder of a run: config, versions, metrics, tables and the checkpoint, readable at any moment.
 
 `metrics.jsonl` is the truth: one event a line, only ever appended to. A checkpoint says how many lines it covers, so a
-run that is taken up again drops what was written after it. The tables are made from the metrics and hold nothing else.
+run that resumes drops what was written after it. The tables are computed from the metrics and contain nothing else.
 """
 
 from __future__ import annotations
@@ -37,52 +37,55 @@ CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
 FORMAT = 1
-# How a file is called that a process was writing when it was killed.
+# Pattern of files that a process was writing when it was killed.
 LEFTOVER = f".*.{'[0-9a-f]' * 32}"
 GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
 
 
 class RunError(RuntimeError):
-    """A run cannot start or go on; the message says why and what to do."""
+    """Raised when a run cannot start or continue; the message says why and what to do."""
 
 
 class RunFolder:
-    """What a run leaves behind.
+    """Files of a run.
+
+    Args:
+        path: Path of the folder.
 
     Attributes:
-        path: of the folder.
-        notes: what a person should know who goes on with it.
+        path: Path of the folder.
+        warnings: What the user should know before the run continues.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.notes: list[str] = []
+        self.warnings: list[str] = []
         self._lines = 0
         self._config: str | None = None
 
     @classmethod
     @contextlib.contextmanager
     def begin(cls, path: Path, config: AnyConfig, *, resume: bool, threads: int | None = None) -> Iterator[RunFolder]:
-        """The folder of a new run, or with `resume` of one that was stopped; no other process may have it meanwhile.
+        """Lock the folder of a new run, or of a stopped run with `resume`, for this process.
 
         Args:
-            path: of the folder.
-            config: of the run.
-            resume: whether one that is there is gone on with.
-            threads: how many are usual, for a config that does not say; without it torch's own number.
+            path: Path of the folder.
+            config: Config of the run.
+            resume: Whether a run that exists there is resumed.
+            threads: Number of threads for a config that has none; by default torch's own number.
 
         Raises:
-            RunError: there is a run already, or one of another config, or another process is at it.
+            RunError: The folder has a run already, a run with another config, or another process runs it.
         """
-        cls.refuse_existing(path, resume=resume)
+        cls.check_unused(path, resume=resume)
         is_new = not os.path.exists(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the folder {path}: {error.strerror}") from error
+            raise RunError(f"cannot create the folder {path}: {error.strerror}") from error
         folder = cls(path)
-        with folder._alone():
-            known = folder.config() if (path / CONFIG).exists() else None
+        with folder._lock():
+            known = folder.read_config() if (path / CONFIG).exists() else None
             if config.threads == 0:
                 config = replace(config, threads=known.threads if known else threads or torch.get_num_threads())
             if known is None:
@@ -90,26 +93,26 @@ class RunFolder:
             other = list(differences(config, known)) if known else []
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
-            folder._note_versions(packages_of(config))
+            folder._record_versions(list_packages(config))
             for leftover in path.glob(LEFTOVER):
                 leftover.unlink()
             try:
                 yield folder
             except RunError:
-                # Refused before anything was learned: the corrected command is to find its name free.
+                # Nothing was learned yet, so the corrected command can use the same name.
                 if is_new and not (path / METRICS).exists() and not (path / CHECKPOINT).exists():
                     shutil.rmtree(path, ignore_errors=True)
                 raise
 
     @staticmethod
-    def refuse_existing(path: Path, *, resume: bool) -> None:
-        """A run that is there already is not begun again."""
+    def check_unused(path: Path, *, resume: bool) -> None:
+        """Raise an error if the folder has a run, unless that run is to be resumed."""
         # Not Path.exists, which fails for a name that no folder can have.
         if os.path.exists(path / CONFIG) and not resume:
-            raise RunError(f"{path} is there already: go on with --resume, or begin another with --name or --out")
+            raise RunError(f"{path} already exists: resume it with --resume, or start another run with --name or --out")
 
-    def config(self) -> AnyConfig:
-        """Of the run."""
+    def read_config(self) -> AnyConfig:
+        """Read the run's config."""
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
         try:
@@ -117,46 +120,48 @@ class RunFolder:
         except ValueError as error:
             raise RunError(f"the config of {self.path} cannot be read: {error}") from error
 
-    def busy(self) -> bool:
-        """Whether another process is at it."""
+    def is_running(self) -> bool:
+        """Return whether another process holds the lock."""
         if not (self.path / LOCK).exists():
             return False
         try:
-            with self._alone():
+            with self._lock():
                 return False
         except RunError:
             return True
 
-    def standing(self) -> str:
-        """How far a run has come, in words after its heading: as far as the checkpoint from which it goes on."""
-        events = read_metrics(self.path / METRICS)
-        covered = list(islice(events, self._covered()))
-        with contextlib.suppress(RunError):  # what comes after is dropped, damaged or not
+    def describe_progress(self) -> str:
+        """Describe the progress of the checkpoint that the run resumes from, as a suffix of the run's heading."""
+        events = iterate_events(self.path / METRICS)
+        covered = list(islice(events, self._count_covered_events()))
+        with contextlib.suppress(RunError):  # later events are dropped, damaged or not
             if next(events, {}).get("event") == "end":
-                return ", learned already"
+                return ", already finished"
         if not covered:
             return ""
         last = covered[-1]
         inside = "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
-        return f", going on after task {last['task'] + 1}{inside}"
+        return f", resuming after task {last['task'] + 1}{inside}"
 
-    def _covered(self) -> int:
-        """How many events the checkpoint covers; none if it cannot be read, of which `load` tells."""
+    def _count_covered_events(self) -> int:
+        """Return how many events the checkpoint covers; 0 if it cannot be read, which `load` reports."""
         try:
             return int(json.loads((self.path / CHECKPOINT).read_text(encoding="utf-8"))["lines"])
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return 0
 
-    def _note_versions(self, packages: Sequence[str]) -> None:
-        """Keep what the run was begun with, and add what it goes on with if that is something else."""
-        path, now = self.path / VERSIONS, versions(*packages)
+    def _record_versions(self, packages: Sequence[str]) -> None:
+        """Record the versions that the run was started with, and those it resumes with if they differ."""
+        path, now = self.path / VERSIONS, collect_versions(*packages)
         try:
             seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             seen = []
         if seen and now != seen[-1]:
             other = [f"{name} {seen[-1].get(name)}" for name in now if seen[-1].get(name) != now[name]]
-            self.notes.append(f"begun with {', '.join(other)}: the last bits may differ from a run without a stop")
+            self.warnings.append(
+                f"started with {', '.join(other)}: results may differ in the last bits from an uninterrupted run"
+            )
         if now not in seen:
             self._write(VERSIONS, json.dumps([*seen, now], indent=2) + "\n")
 
@@ -167,24 +172,24 @@ class RunFolder:
             file.write(line + "\n")
         self._lines += 1
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """All events that are whole, in their order."""
-        return list(read_metrics(self.path / METRICS))
+    def read_events(self) -> list[dict[str, Any]]:
+        """Read all complete events in order."""
+        return list(iterate_events(self.path / METRICS))
 
     def save(self, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
-        """Write a checkpoint; the one before stays valid until this one is on the disk.
+        """Write a checkpoint. The previous one stays valid until this one is on disk.
 
         Args:
-            progress: plain values.
-            parts: states with tensors. One that has not changed since the last checkpoint is not written again.
+            progress: Plain values.
+            parts: States with tensors. A part that has not changed since the last checkpoint is not written again.
         """
         (self.path / PARTS).mkdir(exist_ok=True)
         names = {}
-        for name, digest in ((name, storage.digest(_content(state))) for name, state in parts.items()):
-            # Called by what is in it: weights that are also the best ones are written once.
+        for name, digest in ((name, storage.digest(_wrap_state(state))) for name, state in parts.items()):
+            # Named by content: weights that are also the best ones are written once.
             names[name] = f"{digest[:32]}.safetensors"
             if not (self.path / PARTS / names[name]).exists():
-                storage.write(self.path / PARTS / names[name], _content(parts[name]), digest)
+                storage.write(self.path / PARTS / names[name], _wrap_state(parts[name]), digest)
         if (self.path / METRICS).exists():
             with (self.path / METRICS).open("rb+") as file:
                 os.fsync(file.fileno())
@@ -201,46 +206,53 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def load(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]] | None:
-        """Progress and parts of the checkpoint, with the metrics cut back to what it covers; None without one.
+        """Read the progress and parts of the checkpoint, and truncate the metrics to what it covers.
+
+        Returns:
+            Progress and parts, or None without a checkpoint.
 
         Raises:
-            RunError: a file of the checkpoint is damaged, or it is of another config.
+            RunError: A file of the checkpoint is damaged, or the config has changed since it was written.
         """
-        # As the run begins, whatever happens to the file meanwhile.
+        # Of the config that the run starts with, even if the file changes meanwhile.
         self._config = self._config_digest()
         checkpoint, content, lines = self.path / CHECKPOINT, None, 0
         if checkpoint.exists():
             try:
                 content = json.loads(checkpoint.read_text(encoding="utf-8"))
                 progress, lines = content["progress"], int(content["lines"])
-                self._refuse_other_config(content.get("config"))
-                parts = {name: self._part(file) for name, file in content["parts"].items()}
+                self._check_config(content.get("config"))
+                parts = {name: self._read_part(file) for name, file in content["parts"].items()}
             except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
                 raise RunError(
-                    f"the checkpoint in {self.path} is damaged ({error}): begin again under another --name"
+                    f"the checkpoint in {self.path} is damaged ({error}): start again under another --name"
                 ) from error
-        self._cut(lines)
+        self._truncate_metrics(lines)
         return (progress, parts) if content else None
 
     def _config_digest(self) -> str | None:
-        """Of the config's file, which nothing changes once it is written; None without one."""
+        """Return the digest of the config's file, which never changes after it was written; None without one."""
         path = self.path / CONFIG
         return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
-    def _refuse_other_config(self, begun_with: str | None) -> None:
-        """What is left to learn would not go with what was learned. begun_with: a digest; None in older folders."""
-        if begun_with not in (None, self._config):
+    def _check_config(self, started_with: str | None) -> None:
+        """Raise an error if the config has changed since the run was started.
+
+        Args:
+            started_with: Digest of the config; None in folders of older versions.
+        """
+        if started_with not in (None, self._config):
             raise RunError(
-                f"{self.path / CONFIG} has been changed since the run began: put it back as it was, or begin another "
+                f"{self.path / CONFIG} has changed since the run was started: restore it, or start another "
                 f"run from it with sgp run {self.path / CONFIG} --name NAME"
             )
 
-    def _part(self, name: str) -> dict[str, Any]:
+    def _read_part(self, name: str) -> dict[str, Any]:
         state: dict[str, Any] = storage.read(self.path / PARTS / name, "checkpoint")["state"]
         return state
 
-    def table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Write a CSV file, whole or not at all."""
+    def write_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Write a CSV file whole or not at all."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(header)
@@ -250,31 +262,28 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         storage.write_bytes(self.path / name, text.encode())
 
-    def _cut(self, lines: int) -> None:
-        """Drop events past a number, and a torn last line with them."""
+    def _truncate_metrics(self, lines: int) -> None:
+        """Drop all events after a number of lines, and an incomplete last line."""
         self._lines = lines
         path = self.path / METRICS
         if not path.exists():
             if lines:
-                raise RunError(
-                    f"{path} is gone, and the checkpoint with it of no use: begin again under another --name"
-                )
+                raise RunError(f"{path} is missing, so the checkpoint cannot be used: start again under another --name")
             return
         kept = path.read_bytes().split(b"\n")[:-1][:lines]
         if len(kept) < lines:
             raise RunError(
-                f"{path} has {len(kept)} lines and its checkpoint covers {lines}: it was cut from outside, so begin "
-                "again under another --name"
+                f"{path} has {len(kept)} lines but the checkpoint covers {lines}: start again under another --name"
             )
         with path.open("rb+") as file:
             file.truncate(sum(len(line) + 1 for line in kept))
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes off; the lock ends with the process, however it ends."""
+    def _lock(self) -> Iterator[None]:
+        """Hold the folder's lock, which the system releases when the process ends in any way."""
         try:
             import fcntl
-        except ImportError:  # Windows: two processes in one folder are the user's own care
+        except ImportError:  # Windows has no such lock
             yield
             return
         with (self.path / LOCK).open("w") as file:
@@ -285,13 +294,13 @@ class RunFolder:
             yield
 
 
-def _content(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a part's file."""
+def _wrap_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a part's file."""
     return {"format": FORMAT, "state": dict(state)}
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a metrics file; a torn last line is not one."""
+def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a metrics file without an incomplete last line."""
     if not path.exists():
         return
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
@@ -304,26 +313,30 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def packages_of(config: AnyConfig) -> tuple[str, ...]:
-    """What the numbers of a run depend on beside the packages of every run."""
+def list_packages(config: AnyConfig) -> tuple[str, ...]:
+    """Return the packages that a run's numbers depend on beside those of every run."""
     games = GAME_PACKAGES if isinstance(config, GameConfig) else ()
     return *games, *NETWORKS[config.network].packages, *METHODS[config.method].packages
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """What the numbers of a run may depend on beside its config. packages: more than those of every run."""
+def collect_versions(*packages: str) -> dict[str, str]:
+    """Return the versions that a run's numbers may depend on.
+
+    Args:
+        packages: Packages beside those of every run.
+    """
     found = {"sgp": sgp.__version__, "python": platform.python_version(), "machine": platform.machine()}
     for name in ("torch", "numpy", "scikit-learn", "pillow", "safetensors", *packages):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     found["cpu capability"] = torch.backends.cpu.get_cpu_capability()
-    return found | _commit()
+    return found | _find_commit()
 
 
-def _commit() -> dict[str, str]:
-    """Of this package, where it runs from its repository: between two releases the version says too little."""
+def _find_commit() -> dict[str, str]:
+    """Return the commit of this package if it runs from its repository: a version number covers many commits."""
     root = Path(sgp.__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed; a repository further up would be another's
+    if not (root / ".git").exists():  # an installed package; a repository further up is not its own
         return {}
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

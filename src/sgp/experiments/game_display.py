@@ -1,4 +1,4 @@
-"""What a person sees of a run on games while it goes on: a live line at a terminal, plain lines elsewhere."""
+"""Progress display of a run on games: a live line at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sgp.experiments.display import LiveDisplay, span
 
 
 class GameDisplay(LiveDisplay):
-    """Tells of each update at a terminal, and of each evaluation.
+    """Print the progress of each update at a terminal, and each evaluation.
 
     Args:
-        console: where to.
-        config: of the run.
-        names: of the games.
+        console: Console to print to.
+        config: Config of the run.
+        names: Names of the games.
     """
 
     def __init__(self, console: Console, config: GameConfig, names: list[str]) -> None:
@@ -26,28 +26,28 @@ class GameDisplay(LiveDisplay):
         self._begun = time.monotonic()
 
     def __call__(self, event: str, values: dict[str, Any]) -> None:
-        """An event of the run."""
+        """Print an event of the run."""
         if event == "update":
-            self._update(values)
+            self._show_update(values)
         elif event in ("evaluation", "game"):
-            self._evaluation(values)
+            self._print_evaluation(values)
 
-    def _update(self, values: dict[str, Any]) -> None:
+    def _show_update(self, values: dict[str, Any]) -> None:
         self._seen += 1
         if self._progress.disable:
             return
-        heading = self._heading(values["task"])
+        heading = self._format_heading(values["task"])
         score = "" if values["score"] is None else f"score {values['score']:.1f}, "
-        state = f"{score}entropy {values['entropy']:.2f}, {self._left(values)}"
+        state = f"{score}entropy {values['entropy']:.2f}, {self._format_left(values)}"
         if self._bar is None:
             self._bar = self._progress.add_task(heading, total=self.training.updates, state="")
         self._progress.update(self._bar, description=heading, completed=values["update"], state=state)
 
-    def _evaluation(self, values: dict[str, Any]) -> None:
+    def _print_evaluation(self, values: dict[str, Any]) -> None:
         scores = ", ".join(f"{name} {score:.1f}" for name, score in zip(self.names, values["scores"], strict=False))
         reward = "" if values["accumulated"] is None else f"; reward {values['accumulated']:.2f}"
-        heading = f"{self._heading(values['task'])} after {values['update']}/{self.training.updates} updates"
-        left = f", {self._left(values)}" if self._seen else ""
+        heading = f"{self._format_heading(values['task'])} after {values['update']}/{self.training.updates} updates"
+        left = f", {self._format_left(values)}" if self._seen else ""
         self.console.print(
             f"{heading}: {scores}{reward}{left}",
             highlight=False,
@@ -55,11 +55,11 @@ class GameDisplay(LiveDisplay):
             soft_wrap=True,
         )
 
-    def _heading(self, task: int) -> str:
+    def _format_heading(self, task: int) -> str:
         return f"game {task + 1}/{len(self.names)}"
 
-    def _left(self, values: dict[str, Any]) -> str:
-        """The time to the end, if later updates take as long as those that were seen."""
+    def _format_left(self, values: dict[str, Any]) -> str:
+        """Estimate the time that is left, if later updates take as long as earlier ones."""
         done = values["task"] * self.training.updates + values["update"]
         each = (time.monotonic() - self._begun) / self._seen
         return f"{span(each * (len(self.names) * self.training.updates - done))} left"

@@ -1,4 +1,4 @@
-"""Heads of earlier tasks follow the features that a later one has moved, for a network that any method trains."""
+"""Fit the heads of earlier tasks to features that a later task has moved, for a network that any method trains."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from sgp.experiments.batch_norm import MixedStatistics
+from sgp.experiments.norm_policy import MixedNorm
 from sgp.heads import compute_outputs, fit_heads
 
 
 @torch.no_grad()
-def earlier_answers(network: nn.Module, tasks: Sequence[int], batches: Iterable[Tensor], task: int) -> Tensor:
-    """What the heads of some tasks answer to inputs of another [n, classes of all].
+def compute_logits(network: nn.Module, tasks: Sequence[int], batches: Iterable[Tensor], task: int) -> Tensor:
+    """Compute the logits of some tasks' heads for inputs of another task, [n, classes of all heads].
 
     Args:
-        network: `network(inputs, task)`, with `heads`; it is as before afterwards.
-        tasks: whose heads.
-        batches: of inputs.
-        task: that they are of.
+        network: Network called as `network(inputs, task)`, with `heads`; its modes are restored afterwards.
+        tasks: Tasks whose heads are evaluated.
+        batches: Iterable of inputs.
+        task: Task of the inputs.
     """
-    heads = [head_of(network, each) for each in tasks]
-    return torch.cat([compute_outputs(heads, features) for features in _features(network, batches, task)])
+    heads = [get_head(network, each) for each in tasks]
+    return torch.cat([compute_outputs(heads, features) for features in _compute_features(network, batches, task)])
 
 
 @torch.no_grad()
-def realign(network: nn.Module, tasks: Sequence[int], answers: Tensor, batches: Iterable[Tensor], task: int) -> None:
-    """Fit the heads of some tasks to what `earlier_answers` gave for the same batches."""
+def realign(network: nn.Module, tasks: Sequence[int], logits: Tensor, batches: Iterable[Tensor], task: int) -> None:
+    """Fit the heads of some tasks to the logits that `compute_logits` returned for the same batches."""
 
-    def wanted() -> Iterator[tuple[Tensor, Tensor]]:
-        seen = 0
-        for features in _features(network, batches, task):
-            yield features, answers[seen : seen + len(features)]
-            seen += len(features)
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        start = 0
+        for features in _compute_features(network, batches, task):
+            yield features, logits[start : start + len(features)]
+            start += len(features)
 
-    fit_heads([head_of(network, each) for each in tasks], wanted())
+    fit_heads([get_head(network, each) for each in tasks], pairs())
 
 
-def head_of(network: nn.Module, task: int) -> nn.Linear:
-    """The linear layer that answers for a task.
+def get_head(network: nn.Module, task: int) -> nn.Linear:
+    """Return the linear head of a task.
 
     Raises:
-        AttributeError: the network has none.
+        AttributeError: The network has none.
     """
     head = network.get_submodule(f"heads.{task}")
     if not isinstance(head, nn.Linear):
-        raise AttributeError(f"the head of task {task} is no linear layer: {head}")
+        raise AttributeError(f"the head of task {task} is not a linear layer: {head}")
     return head
 
 
-def _features(network: nn.Module, batches: Iterable[Tensor], task: int) -> Iterator[Tensor]:
-    """What the heads read [n, d], batch by batch. BatchNorm goes by the batch, before and after a task alike."""
-    read: list[Tensor] = []
-    hook = head_of(network, task).register_forward_pre_hook(lambda module, args: read.append(args[0]))
+def _compute_features(network: nn.Module, batches: Iterable[Tensor], task: int) -> Iterator[Tensor]:
+    """Yield the inputs of a task's head [n, d], batch by batch, normalized by each batch's own statistics."""
+    found: list[Tensor] = []
+    hook = get_head(network, task).register_forward_pre_hook(lambda module, args: found.append(args[0]))
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         for inputs in batches:
-            with MixedStatistics(0):
+            with MixedNorm(0):
                 network(inputs, task)
-            yield read.pop()
+            yield found.pop()
     finally:
         hook.remove()
         for module, mode in modes.items():

@@ -1,4 +1,4 @@
-"""The learning rate inside a task, and when the task ends."""
+"""Learning rate schedules of a task, which also decide when the task ends."""
 
 from __future__ import annotations
 
@@ -12,81 +12,81 @@ from sgp.experiments.config import SupervisedSettings
 
 @dataclass
 class Schedule(ABC):
-    """Of one task; made anew for each.
+    """Schedule of one task; each task gets a new one.
 
     Attributes:
-        training: the settings.
-        epochs: how many have been observed.
+        training: Settings of the trainer.
+        epochs: Number of epochs that have ended.
     """
 
     training: SupervisedSettings
     epochs: int = field(default=0, init=False)
 
     @abstractmethod
-    def rate(self, progress: float) -> float:
-        """The rate at a share of the coming epoch, from 0 to 1."""
+    def get_lr(self, progress: float) -> float:
+        """Return the learning rate at a share of the current epoch, from 0 to 1."""
 
     def observe(self, validation_loss: float | None) -> bool:
-        """Take in an epoch's validation loss, if there is one; whether to keep the weights for the task's end."""
+        """End an epoch, and return whether its weights are the best so far, which the task then ends with."""
         self.epochs += 1
         return False
 
     @property
     def done(self) -> bool:
-        """Whether the task has been learned."""
+        """Whether the task ends here."""
         return self.epochs >= self.training.epochs
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the state as plain values."""
         return {name: value for name, value in asdict(self).items() if name != "training"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Restore a `state_dict`."""
         for name, value in state.items():
             setattr(self, name, value)
 
 
 @dataclass
 class Constant(Schedule):
-    """One rate; the last weights are kept."""
+    """Constant learning rate. The task ends with the last weights."""
 
-    def rate(self, progress: float) -> float:
+    def get_lr(self, progress: float) -> float:
         return self.training.lr
 
 
 @dataclass
 class Cosine(Schedule):
-    """From the full rate to 0 along half a cosine; the last weights are kept."""
+    """Cosine decay from the full learning rate to 0. The task ends with the last weights."""
 
-    def rate(self, progress: float) -> float:
+    def get_lr(self, progress: float) -> float:
         share = (self.epochs + progress) / self.training.epochs
         return 0.5 * self.training.lr * (1 + math.cos(math.pi * share))
 
 
 @dataclass
 class Linear(Schedule):
-    """From the full rate to 0 in a straight line; the last weights are kept."""
+    """Linear decay from the full learning rate to 0. The task ends with the last weights."""
 
-    def rate(self, progress: float) -> float:
+    def get_lr(self, progress: float) -> float:
         return self.training.lr * (1 - (self.epochs + progress) / self.training.epochs)
 
 
 @dataclass
 class Patience(Schedule):
-    """The published early stopping: the rate is divided each time the validation loss has not improved for a while.
+    """Early stopping as published: divide the learning rate whenever the validation loss has stopped improving.
 
-    Weights are not taken back when the rate is divided, only at the end of the task.
+    The task ends with the best weights. They are not restored when the learning rate is divided.
     """
 
     lr: float = field(default=0.0, init=False)
     left: int = field(default=0, init=False)
-    # None rather than infinity, which JSON has not.
+    # None instead of infinity, which JSON cannot represent.
     best: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.lr, self.left = self.training.lr, self.training.patience
 
-    def rate(self, progress: float) -> float:
+    def get_lr(self, progress: float) -> float:
         return self.lr
 
     def observe(self, validation_loss: float | None) -> bool:
@@ -102,7 +102,7 @@ class Patience(Schedule):
 
     @property
     def done(self) -> bool:
-        # As published, lr_min is looked at when the rate has been divided: one that starts below it has its time too.
+        # As published, lr_min is compared after a division only, so a learning rate that starts below it is used too.
         return super().done or self.lr < min(self.training.lr, self.training.lr_min)
 
 

@@ -1,16 +1,16 @@
-"""Random numbers of a run: each use has its own seed, so that none depends on how often another was used."""
+"""Seeds of a run. Each use of random numbers has its own, so that none depends on how often another was used."""
 
 import hashlib
 
 import torch
 
 
-def seed_for(seed: int, use: str, *position: int) -> int:
-    """A seed for one use at one position (task, epoch, ...), from the run's own."""
+def derive_seed(seed: int, use: str, *position: int) -> int:
+    """Return the seed of one use at one position (task, epoch, ...), derived from the run's seed."""
     name = "/".join(map(str, (seed, use, *position)))
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
 
-def generator_for(seed: int, use: str, *position: int) -> torch.Generator:
-    """A generator of `seed_for`."""
-    return torch.Generator().manual_seed(seed_for(seed, use, *position))
+def make_generator(seed: int, use: str, *position: int) -> torch.Generator:
+    """Return a generator with the seed of `derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(seed, use, *position))

@@ -1,4 +1,4 @@
-"""What a run has come to, made from its metrics: accuracy, time, memory and what is left of each layer."""
+"""Results of a supervised run, computed from its metrics: accuracy, time, memory and free capacity of each layer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from sgp.experiments.config import Config
 from sgp.experiments.folder import RunFolder
 
 
-def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
-    """R of the metrics, in percent: [T, T] float64, 0 for tasks not yet learned. rows: after each task, all so far.
+def build_accuracy_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
+    """Return the accuracy matrix R in percent, [T, T] float64, with 0 for tasks that are not learned yet.
+
+    Args:
+        rows: Accuracies of all tasks so far, after each task.
 
     Raises:
-        ValueError: a row is of more tasks than there are.
+        ValueError: A row has more accuracies than there are tasks.
     """
     matrix = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for position, row in enumerate(rows):
@@ -27,8 +30,8 @@ def accuracy_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
     return matrix
 
 
-def seconds_by_phase(events: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Wall time of each phase of some events."""
+def sum_seconds(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Sum the wall time of each phase over some events."""
     total: dict[str, float] = {}
     for event in events:
         for phase, seconds in event.get("seconds", {}).items():
@@ -37,41 +40,49 @@ def seconds_by_phase(events: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def write_tables(folder: RunFolder) -> None:
-    """Write the CSV files of a run. What a resumed run must repeat to the bit is in accuracy.csv and capacity.csv."""
-    events = folder.metrics()
+    """Write the CSV files of a run. A resumed run repeats accuracy.csv and capacity.csv to the bit."""
+    events = folder.read_events()
     tasks = [event for event in events if event["event"] == "task"]
     header = ["after task", *(task["name"] for task in tasks)]
-    folder.table("accuracy.csv", header, [[task["name"], *task["accuracies"]] for task in tasks])
-    folder.table(
-        "capacity.csv",
-        ["after task", "layer", "free"],
-        [[task["name"], layer, free] for task in tasks for layer, free in task["free"].items()],
-    )
-    folder.table(
-        "memory.csv",
-        ["after task", "what for", "bytes"],
-        [[task["name"], use, count] for task in tasks for use, count in task["bytes"].items()],
-    )
+    folder.write_table("accuracy.csv", header, [[task["name"], *task["accuracies"]] for task in tasks])
+    write_resource_tables(folder, events, tasks, "task")
+
+
+def write_resource_tables(
+    folder: RunFolder, events: Sequence[dict[str, Any]], tasks: Sequence[dict[str, Any]], unit: str
+) -> None:
+    """Write what each task has used: free capacity, memory and time.
+
+    Args:
+        folder: Folder of the run.
+        events: All events of the run.
+        tasks: Events that end a task.
+        unit: What a task is called in the headers: "task" or "game".
+    """
+    capacity = [[task["name"], layer, free] for task in tasks for layer, free in task["free"].items()]
+    folder.write_table("capacity.csv", [f"after {unit}", "layer", "free"], capacity)
+    memory = [[task["name"], use, count] for task in tasks for use, count in task["bytes"].items()]
+    folder.write_table("memory.csv", [f"after {unit}", "what for", "bytes"], memory)
     timing = []
     for task in tasks:
         own = [event for event in events if event.get("task") == task["task"]]
-        timing += [[task["name"], phase, round(seconds, 3)] for phase, seconds in seconds_by_phase(own).items()]
-    folder.table("timing.csv", ["task", "phase", "seconds"], timing)
+        timing += [[task["name"], phase, round(seconds, 3)] for phase, seconds in sum_seconds(own).items()]
+    folder.write_table("timing.csv", [unit, "phase", "seconds"], timing)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run has come to, finished or not.
+    """Results of a supervised run, finished or not.
 
     Attributes:
-        config: of the run.
-        names: of the tasks learned so far.
-        accuracies: R of the metrics over those tasks, in percent; [T, T].
-        finished: whether all tasks of the run have been learned.
-        seconds: wall time by phase.
-        bytes: memory by what it is for, after the last task.
-        free: share of each layer that later tasks may still use, after the last task.
-        capacity: parameters that inference uses, in percent of the network's.
+        config: Config of the run.
+        names: Names of the tasks learned so far.
+        accuracies: Accuracy matrix R over these tasks in percent, [T, T].
+        finished: Whether all tasks of the run have been learned.
+        seconds: Wall time by phase.
+        bytes: Memory by what it is for, after the last task.
+        free: Share of each layer that later tasks may still use, after the last task.
+        capacity: Parameters that inference uses, in percent of the network's.
     """
 
     config: Config
@@ -84,18 +95,18 @@ class Summary:
     capacity: float
 
 
-def summary_of(folder: RunFolder) -> Summary:
-    """What the folder of a supervised run tells."""
-    config, events = folder.config(), folder.metrics()
+def read_summary(folder: RunFolder) -> Summary:
+    """Read the results of a supervised run from its folder."""
+    config, events = folder.read_config(), folder.read_events()
     assert isinstance(config, Config)
     tasks = [event for event in events if event["event"] == "task"]
     last: dict[str, Any] = tasks[-1] if tasks else {"bytes": {}, "free": {}, "capacity": 100.0}
     return Summary(
         config=config,
         names=[task["name"] for task in tasks],
-        accuracies=accuracy_matrix([task["accuracies"] for task in tasks]),
+        accuracies=build_accuracy_matrix([task["accuracies"] for task in tasks]),
         finished=bool(events) and events[-1]["event"] == "end",
-        seconds=seconds_by_phase(events),
+        seconds=sum_seconds(events),
         bytes=last["bytes"],
         free=last["free"],
         capacity=last["capacity"],

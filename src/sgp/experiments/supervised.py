@@ -1,290 +1,253 @@
-"""Learn a stream of tasks one after another, in a way that can be stopped at any moment and taken up again.
-
-Everything random is drawn from seeds that depend on the run's seed, the task and the epoch alone. So a checkpoint needs
-no random state, and an evaluation more or less changes nothing.
-"""
+"""Supervised training on a stream of tasks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch import Tensor
 
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.averaging import WeightAverage
-from sgp.experiments.batch_norm import MixedStatistics
 from sgp.experiments.config import Config
-from sgp.experiments.evaluation import Score, batches, evaluate, mean_score
+from sgp.experiments.evaluation import Score, average_scores, evaluate, split_rows
 from sgp.experiments.experiment import Callback, Experiment
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.norm_policy import TaskStatistics, estimate_statistics, put_statistics
-from sgp.experiments.realign import earlier_answers, head_of, realign
-from sgp.experiments.schedules import SCHEDULES, Schedule
-from sgp.experiments.seeds import generator_for, seed_for
-from sgp.experiments.summary import accuracy_matrix, write_tables
-from sgp.methods import METHODS, Batch, Moment
-from sgp.networks import NETWORKS
+from sgp.experiments.networks import build_network, check_trained_heads
+from sgp.experiments.norm_policy import NormPolicy
+from sgp.experiments.optimizers import OPTIMIZERS, separate_heads, set_lr
+from sgp.experiments.realign import compute_logits, realign
+from sgp.experiments.schedules import SCHEDULES
+from sgp.experiments.seeds import make_generator
+from sgp.experiments.summary import build_accuracy_matrix, write_tables
+from sgp.experiments.task_state import TaskState
+from sgp.methods import METHODS, Batch, Method, Moment
 
-EMPTY: Mapping[str, Any] = {}
-# A step of Adam is some ten passes over all parameters, a fused one is a single pass: a fifth of a step of MiniLM less.
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": SGD,
-    "adam": partial(Adam, fused=True),
-    "adamw": partial(AdamW, fused=True),
-}
-# Of a group of parameters: its learning rate as a multiple of the others'.
-RATE = "rate"
-# Means and variances of maps over as many examples are exact enough; all of them would cost a third of an epoch.
+# So many examples make means and variances of feature maps precise enough; all of them would take a third of an epoch.
 STATISTICS_EXAMPLES = 1024
-# What stored statistics stand for beside those of a test batch, with statistics=mixed.
-STORED_EXAMPLES = 192
 
 
 class SupervisedTrainer(Experiment):
-    """One run: a network, a method and how far they are.
+    """Train a network on a stream of supervised tasks, one after another or jointly as the method asks.
 
     Args:
-        config: of the run.
-        stream: its tasks.
-        folder: where it leaves its traces; with a checkpoint there, the run goes on from it.
-        callbacks: are told of every event.
+        config: Config of the run.
+        stream: Tasks of the run.
+        folder: Folder that the run writes to. If it has a checkpoint, the run resumes from it.
+        callbacks: Functions that are called for every event.
+
+    Raises:
+        ValueError: The config's network, method and trainer do not fit together.
     """
 
     def __init__(self, config: Config, stream: Stream, folder: RunFolder, *callbacks: Callback) -> None:
-        super().__init__(folder, *callbacks)
+        network = build_network(config, stream)
+        self._has_shared_head = len(stream.heads) == 1
+        # Heads belong to single tasks and need no protection, unless all tasks share one.
+        self._own_heads = [] if self._has_shared_head else ["heads.*"]
+        try:
+            method: Method[Any] = METHODS[config.method](network, config.method_settings, exclude=self._own_heads)
+        except TypeError as error:  # a layer type that the method does not support
+            raise ValueError(f"{config.method} does not support the network {config.network}: {error}") from error
+        if config.trainer.head_lr is not None:
+            check_trained_heads(network, method.trained)
+        super().__init__(config, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
-        self.network = build_network(config, stream)
-        refuse_single_rows(config, self.network)
-        # Heads belong to single tasks and need no protection, unless all tasks share one.
-        self._of_single_tasks = ["heads.*"] if len(stream.heads) > 1 else []
-        try:
-            self.method = METHODS[config.method](self.network, config.method_settings, exclude=self._of_single_tasks)
-        except TypeError as error:  # a layer that the method cannot deal with
-            raise ValueError(f"{config.method} does not go with the network {config.network}: {error}") from error
-        if config.trainer.head_lr is not None:
-            refuse_untrained_heads(self.network, self.trained)
-        if config.trainer.realign:
-            refuse_shared_head(self.network, stream)
+        self.norms = NormPolicy(method, mixed=config.statistics == "mixed", has_shared_head=self._has_shared_head)
         self.accuracies: list[list[float]] = []
-        self.statistics = TaskStatistics()
 
-    def run(self) -> None:
-        """Learn what is left to learn."""
-        progress, parts = self.folder.load() or ({"task": 0, "accuracies": []}, {})
+    def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         self.accuracies = progress["accuracies"]
-        if parts:
-            # First the method: it may have to build what the weights are of.
-            self.method.load_state_dict(parts["method"])
-            self.trained.load_state_dict(parts["network"])
-            self.statistics.load_state_dict(parts.get("statistics", {}))
-        position = progress["task"]
-        together = len(self.stream) if self.method.trains_jointly else 1
-        while position < len(self.stream):
-            tasks = [self.task(each) for each in range(position, position + together)]
-            self.learn(position, tasks, progress, parts)
-            self._finish(position, tasks)
-            position, progress, parts = position + together, {}, {}
-        matrix = accuracy_matrix(self.accuracies)
-        self._log("end", acc=acc(matrix), bwt=bwt(matrix) if len(matrix) > 1 else None)
+        self.norms.load_state_dict(parts.get("statistics", {}))
 
-    @property
-    def trained(self) -> nn.Module:
-        """The network, with what the method may train beside it."""
-        return self.method.trained
+    def _summarize(self) -> dict[str, Any]:
+        matrix = build_accuracy_matrix(self.accuracies)
+        return {"acc": acc(matrix), "bwt": bwt(matrix) if len(matrix) > 1 else None}
 
-    def _optimizer(self) -> Optimizer:
-        training = self.config.trainer
-        kind = OPTIMIZERS[training.optimizer]
-        optimizer = self.method.optimizer(kind, training.lr)
-        if training.head_lr is not None:
-            set_heads_apart(optimizer, self.network, training.head_lr / training.lr)
-        return optimizer
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
+        if position == len(self.stream):
+            return None
+        count = len(self.stream) if self.method.trains_jointly else 1
+        tasks = [self.load_task(each) for each in range(position, position + count)]
+        self.train(position, tasks, progress, parts)
+        self._finish_tasks(position, tasks)
+        return position + count
 
-    def learn(
+    # One task, from its first epoch to its last
+
+    def train(
         self,
         position: int,
         tasks: Sequence[Task],
-        progress: Mapping[str, Any] = EMPTY,
-        parts: Mapping[str, Any] = EMPTY,
+        progress: Mapping[str, Any] | None = None,
+        parts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Train on one task, or on several at once.
+        """Train on one task, or on several jointly.
 
         Args:
-            position: of the first task in the stream.
-            tasks: themselves.
-            progress: of a checkpoint inside the task; empty to begin it.
-            parts: of the same checkpoint.
+            position: Position of the first task in the stream.
+            tasks: Tasks to train on.
+            progress: Plain values of a checkpoint inside the task; None at its start.
+            parts: Parts with tensors of the same checkpoint.
         """
-        training = self.config.trainer
+        self._check_validation(position, tasks)
+        if progress and "schedule" in progress:
+            state = self._begin_training(position)
+            state.load(progress, parts or {})
+        else:
+            self._begin_tasks(position, tasks)
+            state = self._begin_training(position)
+            state.earlier_logits = self._compute_earlier_logits(position, tasks[0])
+        while not state.schedule.done:
+            with self._timed("train"):
+                loss = self._train_epoch(position, tasks, state)
+                self.method.settle()
+            with self._timed("validate"), state.use_average():
+                score = self._validate(position, tasks, state.schedule.epochs)
+            self._end_epoch(position, tasks, state, loss, score)
+            with self._timed("checkpoint"):
+                self._save_checkpoint(position, state)
+        state.finalize_weights()
+        if state.earlier_logits is not None:
+            with self._timed("realign"):
+                inputs = self._iterate_inputs(position, tasks[0])
+                realign(self.network, range(position), state.earlier_logits, inputs, tasks[0].head)
+        self._estimate_norm_statistics(position, tasks)
+
+    def _check_validation(self, position: int, tasks: Sequence[Task]) -> None:
+        if self.config.trainer.schedule != "patience":
+            return
         for number, task in enumerate(tasks, start=position + 1):
-            if training.schedule == "patience" and len(task.validation) == 0:
+            if len(task.validation) == 0:
                 raise RunError(
                     f"task {number} ({task.name}) has no validation examples, which schedule=patience needs: "
                     "try a larger --validation"
                 )
-        try:
-            if self.method.supervised_only and "schedule" not in progress:
-                with self._timed("begin"), self._seeded("begin", position):
-                    for task in tasks:
-                        self.method.begin(task.head, self._random_batches(task, training.batch, "begin", position))
-            optimizer = self._optimizer()
-        except (TypeError, ValueError) as error:  # a layer, or a way of training, that the method cannot deal with
-            raise RunError(f"{self.config.method} cannot learn on {self.config.network} so: {error}") from error
+
+    def _begin_tasks(self, position: int, tasks: Sequence[Task]) -> None:
+        """Let a supervised method prepare for tasks that it has not begun."""
+        if not self.method.supervised_only:
+            return
+        with self._timed("begin"), self._seeded("begin", position), self._explain_refusal():
+            for task in tasks:
+                batches = self._iterate_batches(task, self.config.trainer.batch, "begin", position)
+                self.method.begin(task.head, batches)
+
+    def _begin_training(self, position: int) -> TaskState:
+        """Create the optimizer, schedule and average of a task, and attach the method to the optimizer."""
+        trainer = self.config.trainer
+        with self._explain_refusal():
+            optimizer = self.method.optimizer(OPTIMIZERS[trainer.optimizer], trainer.lr)
+        if trainer.head_lr is not None:
+            separate_heads(optimizer, self.network, trainer.head_lr / trainer.lr)
         self.method.attach(optimizer)
-        schedule = SCHEDULES[training.schedule](training)
-        average = self._average(position) if training.average else None
-        answers = self._earlier_answers(position, tasks[0], parts) if self._realigns(position) else {}
-        best: dict[str, Tensor] | None = None
-        if "schedule" in progress:
-            schedule.load_state_dict(progress["schedule"])
-            restore_optimizer(optimizer, parts.get("optimizer", {}))
-            if average:
-                try:
-                    average.load_state_dict(parts)
-                except KeyError as error:  # of a version that averaged otherwise
-                    raise RunError(f"the checkpoint has no part {error}: begin again under another --name") from error
-            best = parts.get("best")
+        trained, average = self.method.trained, None
+        if trainer.average:
+            # The first task has no earlier weights to interpolate with.
+            share = trainer.old_share if position else 0.0
+            average = WeightAverage(trained, trainer.average, old_share=share, new=self._own_heads)
+        return TaskState(trained, optimizer, SCHEDULES[trainer.schedule](trainer), average)
 
-        while not schedule.done:
-            with self._timed("train"):
-                loss = self._epoch(position, tasks, optimizer, schedule, average)
-                self.method.settle()
-            with self._timed("validate"), average.applied() if average else nullcontext():
-                if any(len(task.validation) for task in tasks):  # else nobody asks for them before the task ends
-                    self._estimate_statistics(position, tasks)
-                score = mean_score(
-                    [self._score(task.validation, task, "validation", schedule.epochs) for task in tasks]
-                )
-            lr = schedule.rate(0.0)
-            if not math.isfinite(loss) or not math.isfinite(score.loss or 0.0):
-                raise RunError(
-                    f"the loss of task {position + 1} ({tasks[0].name}) is no number after epoch "
-                    f"{schedule.epochs + 1}: try a lower --lr than {training.lr:g}"
-                )
-            if schedule.observe(score.loss):
-                best = {name: tensor.clone() for name, tensor in self.trained.state_dict().items()}
-            self._log(
-                "epoch",
-                task=position,
-                epoch=schedule.epochs,
-                lr=lr,
-                train_loss=loss,
-                validation_loss=score.loss,
-                validation_accuracy=score.accuracy,
-            )
-            with self._timed("checkpoint"):
-                self._save(position, schedule, optimizer=optimizer, average=average, best=best, answers=answers)
+    @contextmanager
+    def _explain_refusal(self) -> Iterator[None]:
+        """Name the method and the network where the method refuses a layer or a way of training."""
+        try:
+            yield
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{self.config.method} cannot train {self.config.network} this way: {error}") from error
 
-        if average is not None:
-            average.keep()
-        elif best is not None:
-            self.trained.load_state_dict(best)
-        if answers:
-            with self._timed("realign"):
-                inputs = self._inputs_for_realigning(position, tasks[0])
-                realign(self.network, range(position), answers["logits"], inputs, tasks[0].head)
-        self._estimate_statistics(position, tasks)
-
-    def _realigns(self, position: int) -> bool:
-        """Whether earlier tasks have heads of their own, which are to follow."""
-        return self.config.trainer.realign and position > 0 and bool(self._of_single_tasks)
-
-    def _earlier_answers(self, position: int, task: Task, parts: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Of earlier tasks' heads to a task's examples, before it is learned; parts: of a checkpoint inside it."""
-        if "answers" in parts:
-            return dict(parts["answers"])
+    def _compute_earlier_logits(self, position: int, task: Task) -> Tensor | None:
+        """Compute the logits of earlier tasks' heads for a task's examples, if the heads are realigned after it."""
+        if not (self.config.trainer.realign and position > 0 and self._own_heads):
+            return None
         with self._timed("realign"):
-            inputs = self._inputs_for_realigning(position, task)
-            return {"logits": earlier_answers(self.network, range(position), inputs, task.head)}
+            return compute_logits(self.network, range(position), self._iterate_inputs(position, task), task.head)
 
-    def _inputs_for_realigning(self, position: int, task: Task) -> Iterator[Tensor]:
-        for inputs, _ in self._random_batches(task, self.config.trainer.test_batch, "realign", position):
-            yield inputs
-
-    def _average(self, position: int) -> WeightAverage:
-        """Of a task's weights. The first task has none before it to go back to."""
-        training = self.config.trainer
-        share = training.old_share if position else 0.0
-        return WeightAverage(self.trained, training.average, old_share=share, new=self._of_single_tasks)
-
-    def _epoch(
-        self,
-        position: int,
-        tasks: Sequence[Task],
-        optimizer: Optimizer,
-        schedule: Schedule,
-        average: WeightAverage | None,
-    ) -> float:
-        """One pass over the training data; the mean loss."""
-        whole, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
+    def _train_epoch(self, position: int, tasks: Sequence[Task], state: TaskState) -> float:
+        """Pass over the training data once, and return the mean loss."""
+        epoch, optimizer = state.schedule.epochs, state.optimizer
+        count, total, seen = sum(len(task.train) for task in tasks), 0.0, 0
         self.network.train()
-        with self._seeded("dropout", position, schedule.epochs):
-            for task, rows in self._lots(position, tasks, schedule.epochs):
-                share = seen / whole
-                for group in optimizer.param_groups:
-                    group["lr"] = schedule.rate(share) * group.get(RATE, 1.0)
-                moment = Moment(schedule.epochs, share, (schedule.epochs + share) / self.config.trainer.epochs)
-                loss = self.method.step(
-                    (task.train.inputs[rows], task.train.labels[rows]), task.head, moment, optimizer
-                )
-                if average is not None:
-                    average.update()
+        with self._seeded("dropout", position, epoch):
+            for task, rows in self._shuffle_batches(position, tasks, epoch):
+                share = seen / count
+                set_lr(optimizer, state.schedule.get_lr(share))
+                moment = Moment(epoch, share, (epoch + share) / self.config.trainer.epochs)
+                batch = task.train.inputs[rows], task.train.labels[rows]
+                loss = self.method.step(batch, task.head, moment, optimizer)
+                if state.average is not None:
+                    state.average.update()
                 total += loss * len(rows)
                 seen += len(rows)
         return total / seen
 
-    def _lots(self, position: int, tasks: Sequence[Task], epoch: int) -> Iterator[tuple[Task, Tensor]]:
-        """The rows of each batch of an epoch and their task; batches of several tasks come in random order."""
-        seed, lots = self.config.seed, []
+    def _shuffle_batches(self, position: int, tasks: Sequence[Task], epoch: int) -> Iterator[tuple[Task, Tensor]]:
+        """Yield the task and the rows of each batch of an epoch; batches of several tasks come in random order."""
+        seed, found = self.config.seed, []
         for offset, task in enumerate(tasks):
-            order = torch.randperm(len(task.train), generator=generator_for(seed, "order", position + offset, epoch))
-            lots += [(task, rows) for rows in batches(order, self.config.trainer.batch)]
+            order = torch.randperm(len(task.train), generator=make_generator(seed, "order", position + offset, epoch))
+            found += [(task, rows) for rows in split_rows(order, self.config.trainer.batch)]
         if len(tasks) > 1:
-            turns = torch.randperm(len(lots), generator=generator_for(seed, "turns", position, epoch))
-            lots = [lots[turn] for turn in turns.tolist()]
-        yield from lots
+            turns = torch.randperm(len(found), generator=make_generator(seed, "turns", position, epoch))
+            found = [found[turn] for turn in turns.tolist()]
+        yield from found
 
-    def _estimate_statistics(self, position: int, tasks: Sequence[Task]) -> None:
-        """Bring stored statistics of BatchNorm in line with the weights, where the method leaves that to us."""
-        kind = self.method.statistics
-        # Where all tasks share a head, nobody says at test whose statistics are meant.
-        if kind == "own" or (kind == "each" and len(self.stream.heads) == 1):
-            return
-        with self._seeded("statistics", position):
-            found = estimate_statistics(self.network, self._for_statistics(position, tasks))
-        if kind == "each":
-            self.statistics.keep(tasks[0].head, found)
-        else:
-            put_statistics(self.network, found)
+    def _validate(self, position: int, tasks: Sequence[Task], epoch: int) -> Score:
+        """Evaluate the tasks that are being learned on their validation data."""
+        if any(len(task.validation) for task in tasks):  # otherwise nothing reads the statistics before the task ends
+            self._estimate_norm_statistics(position, tasks)
+        return average_scores([self._evaluate(task.validation, task, "validation", epoch) for task in tasks])
 
-    def _for_statistics(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int | Tensor]]:
-        for task in tasks:
-            order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, "statistics", position))
-            for rows in batches(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.trainer.batch):
-                yield from self.method.passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
+    def _end_epoch(self, position: int, tasks: Sequence[Task], state: TaskState, loss: float, score: Score) -> None:
+        """Check the losses, advance the schedule, and log the epoch."""
+        lr, epoch = state.schedule.get_lr(0.0), state.schedule.epochs + 1
+        for name, value in (("loss", loss), ("validation loss", score.loss or 0.0)):
+            if not math.isfinite(value):
+                raise RunError(
+                    f"{name} became {'NaN' if math.isnan(value) else 'infinite'} in task {position + 1} "
+                    f"({tasks[0].name}), epoch {epoch}; try a lower --lr than {self.config.trainer.lr:g}"
+                )
+        state.observe(score.loss)
+        self._log(
+            "epoch",
+            task=position,
+            epoch=epoch,
+            lr=lr,
+            train_loss=loss,
+            validation_loss=score.loss,
+            validation_accuracy=score.accuracy,
+        )
 
-    def _finish(self, position: int, tasks: Sequence[Task]) -> None:
-        """Let the method take the tasks in, and test all that were learned so far."""
+    def _estimate_norm_statistics(self, position: int, tasks: Sequence[Task]) -> None:
+        """Estimate stored BatchNorm statistics for the weights as they are, unless the method owns them."""
+        if self.norms.is_estimated:
+            with self._seeded("statistics", position):
+                self.norms.estimate(tasks[0].head, self._iterate_passes(position, tasks))
+
+    def _save_checkpoint(self, position: int, state: TaskState | None = None) -> None:
+        """Write a checkpoint: inside a task, or without a state between two tasks."""
+        progress, parts = state.save() if state is not None else ({}, {})
+        if statistics := self.norms.state_dict():
+            parts["statistics"] = statistics
+        self._save(position, {"accuracies": self.accuracies} | progress, parts)
+
+    # After a task
+
+    def _finish_tasks(self, position: int, tasks: Sequence[Task]) -> None:
+        """Consolidate the tasks that were learned, and evaluate all tasks so far."""
         with self._timed("consolidate"), self._seeded("consolidate", position):
             for task in tasks:
                 self.consolidate(position, task)
         learned = position + len(tasks)
         with self._timed("test"):
-            # One after another: the floats of all tasks at once may not fit in memory.
-            seen = map(self._whole_task, range(learned))
-            scores = [self._score(self._laid_out(each.test), each, "test", position).accuracy for each in seen]
-        row = [accuracy for accuracy in scores if accuracy is not None]
-        # Tasks that were learned at once have a row each, as if nothing had been learned after them.
+            row = self._test_tasks(learned)
+        # Tasks that were learned jointly get a row each, as if nothing had been learned after them.
         for each in range(position, learned):
             self.accuracies = [*self.accuracies, row[: each + 1]]
             self._log(
@@ -292,68 +255,55 @@ class SupervisedTrainer(Experiment):
                 task=each,
                 name=tasks[each - position].name,
                 accuracies=row[: each + 1],
-                data=self._sizes(tasks[each - position]),
+                data=self._describe_data(tasks[each - position]),
                 free=self.method.free(),
                 bases=self.method.bases(),
                 capacity=self.method.capacity(),
-                bytes=self._bytes(),
+                bytes=self._measure_bytes(),
             )
-        # Before the checkpoint, after which a resumed run does not come back here.
+        # Before the checkpoint, after which a resumed run does not get here.
         write_tables(self.folder)
-        self._save(learned)
-
-    def _bytes(self) -> dict[str, int]:
-        """Memory by what it is for."""
-        network = {"network": sum(p.nbytes for p in self.network.parameters())}
-        return network | ({"statistics": kept} if (kept := self.statistics.nbytes) else {}) | self.method.bytes()
+        self._save_checkpoint(learned)
 
     def consolidate(self, position: int, task: Task) -> None:
-        """Let the method take in a task. position: of the first task that was learned with it."""
+        """Update the method's state after a task.
+
+        Args:
+            position: Position of the first task that was learned jointly with it.
+            task: Task that was learned.
+        """
         size = self.method.consolidation_batch or self.config.trainer.batch
-        self.method.consolidate(self._random_batches(task, size, "consolidate", position), self._log_likelihood(task))
+        batches = self._iterate_batches(task, size, "consolidate", position)
+        self.method.consolidate(batches, self._compute_log_likelihood(task.head))
 
-    def _sizes(self, task: Task) -> dict[str, Any]:
-        """How large a task is."""
-        heads = self.stream.heads
-        return {
-            "inputs": list(self.stream.inputs),
-            "classes": heads[task.head if len(heads) > 1 else 0],
-            "train": len(task.train),
-            "validation": len(task.validation),
-            "test": len(task.test),
-        }
+    def _compute_log_likelihood(self, head: int) -> Callable[[Batch], Tensor]:
+        log_likelihood = super()._compute_log_likelihood(head)
 
-    def task(self, position: int) -> Task:
-        """A task of the stream, cut down and laid out in memory as the config says."""
-        task = self._whole_task(position)
-        train, validation, test = map(self._laid_out, (task.train, task.validation, task.test))
-        return replace(task, train=train, validation=validation, test=test)
+        def with_task_statistics(batch: Batch) -> Tensor:
+            with self.norms.use_statistics(head):
+                return log_likelihood(batch)
 
-    def _whole_task(self, position: int) -> Task:
-        # A head that all tasks share answers to any number. It is called by the task's, by which a method that has
-        # something for each task can tell them apart.
-        task = self.stream[position]
-        return replace(task, head=position) if len(self.stream.heads) == 1 else task
+        return with_task_statistics
 
-    def _laid_out(self, examples: Examples) -> Examples:
-        if self.config.samples is not None:
-            # Drawn, since the files of some data sets are in the order of their classes.
-            order = torch.randperm(len(examples), generator=generator_for(self.config.seed, "samples"))
-            examples = examples[order[: self.config.samples]]
-        if not self.config.channels_last or examples.inputs.dim() != 4:
-            return examples
-        return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
+    def _test_tasks(self, learned: int) -> list[float]:
+        """Return the test accuracy of each task that was learned."""
+        accuracies = []
+        for position in range(learned):  # one by one: the images of all tasks may not fit in memory as floats
+            task = self._get_task(position)
+            score = self._evaluate(self._prepare_examples(task.test), task, "test", learned - 1)
+            if score.accuracy is not None:
+                accuracies.append(score.accuracy)
+        return accuracies
 
-    def _score(self, examples: Examples, task: Task, use: str, time: int) -> Score:
-        # Another order each time, as published. Where BatchNorm divides by the batch's own statistics a loss then has
-        # noise, without which the least one would be an early epoch's: the loss grows while the accuracy still does.
-        order = torch.randperm(len(examples), generator=generator_for(self.config.seed, use, task.head, time))
+    def _evaluate(self, examples: Examples, task: Task, use: str, time: int) -> Score:
+        # A new order each time, as published. Where BatchNorm uses the batch's own statistics the loss then has noise.
+        # Without it the least loss would be an early epoch's: the loss grows while the accuracy still does.
+        order = torch.randperm(len(examples), generator=make_generator(self.config.seed, use, task.head, time))
         token_mask = getattr(self.network, "token_mask", None)
-        # Texts of like length together, so that little padding is computed.
+        # Texts of similar lengths are evaluated together, so that little padding is computed.
         if token_mask is not None and len(examples) > 0:
             order = order[token_mask(examples.inputs[order]).sum(1).argsort(stable=True)]
-        mixed = MixedStatistics(STORED_EXAMPLES) if self.config.statistics == "mixed" else nullcontext()
-        with self.statistics.of(task.head, self.network), mixed:
+        with self.norms.evaluate_task(task.head):
             return evaluate(
                 self.network,
                 examples,
@@ -363,128 +313,68 @@ class SupervisedTrainer(Experiment):
                 logits=self.method.logits,
             )
 
-    def _random_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
-        order = torch.randperm(len(task.train), generator=generator_for(self.config.seed, use, position))
+    def _measure_bytes(self) -> dict[str, int]:
+        found = super()._measure_bytes()
+        return found | ({"statistics": nbytes} if (nbytes := self.norms.nbytes) else {})
+
+    # Data
+
+    def load_task(self, position: int) -> Task:
+        """Load a task of the stream, with its examples cut and laid out in memory as the config says."""
+        task = self._get_task(position)
+        train, validation, test = map(self._prepare_examples, (task.train, task.validation, task.test))
+        return replace(task, train=train, validation=validation, test=test)
+
+    def _get_task(self, position: int) -> Task:
+        # A head that all tasks share accepts any number. It gets the task's, so that methods that store something for
+        # each task can tell the tasks apart.
+        task = self.stream[position]
+        return replace(task, head=position) if self._has_shared_head else task
+
+    def _prepare_examples(self, examples: Examples) -> Examples:
+        if self.config.samples is not None:
+            # At random, since the files of some data sets are ordered by class.
+            order = torch.randperm(len(examples), generator=make_generator(self.config.seed, "samples"))
+            examples = examples[order[: self.config.samples]]
+        if not self.config.channels_last or examples.inputs.dim() != 4:
+            return examples
+        return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
+
+    def _describe_data(self, task: Task) -> dict[str, Any]:
+        """Return the shapes and sizes of a task."""
+        return {
+            "inputs": list(self.stream.inputs),
+            "classes": self.stream.heads[0 if self._has_shared_head else task.head],
+            "train": len(task.train),
+            "validation": len(task.validation),
+            "test": len(task.test),
+        }
+
+    def _iterate_batches(self, task: Task, size: int, use: str, position: int) -> Iterable[Batch]:
+        """Return an iterable over a task's training examples in random order, the same one each time."""
+        order = torch.randperm(len(task.train), generator=make_generator(self.config.seed, use, position))
         return _Batches(task.train, order, size)
 
-    def _log_likelihood(self, task: Task) -> Callable[[Batch], Tensor]:
-        def log_likelihood(batch: Batch) -> Tensor:
-            inputs, labels = batch
-            with self.statistics.of(task.head, self.network):
-                return -F.cross_entropy(self.method.logits(inputs, task.head), labels, reduction="none")
+    def _iterate_inputs(self, position: int, task: Task) -> Iterator[Tensor]:
+        for inputs, _ in self._iterate_batches(task, self.config.trainer.test_batch, "realign", position):
+            yield inputs
 
-        return log_likelihood
-
-    def _save(
-        self,
-        position: int,
-        schedule: Schedule | None = None,
-        *,
-        optimizer: Optimizer | None = None,
-        average: WeightAverage | None = None,
-        **weights: dict[str, Tensor] | None,
-    ) -> None:
-        """Write a checkpoint: at the start of a task, or with a schedule inside it."""
-        progress: dict[str, Any] = {"task": position, "accuracies": self.accuracies}
-        parts: dict[str, dict[str, Any]] = {"network": self.trained.state_dict(), "method": self.method.state_dict()}
-        if schedule is not None:
-            progress["schedule"] = schedule.state_dict()
-        if optimizer is not None and optimizer.state:
-            parts["optimizer"] = optimizer_state(optimizer)
-        parts |= {name: kept for name, kept in weights.items() if kept}
-        if average is not None:
-            parts |= average.state_dict()
-        if statistics := self.statistics.state_dict():
-            parts["statistics"] = statistics
-        self.folder.save(progress, parts)
-
-    @contextmanager
-    def _seeded(self, use: str, *position: int) -> Iterator[None]:
-        """Torch's global random numbers for a use; those of before come back afterwards."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(self.config.seed, use, *position))
-            yield
+    def _iterate_passes(self, position: int, tasks: Sequence[Task]) -> Iterator[tuple[Tensor, int | Tensor]]:
+        """Yield the forward passes that BatchNorm statistics are estimated from."""
+        for task in tasks:
+            order = torch.randperm(len(task.train), generator=make_generator(self.config.seed, "statistics", position))
+            for rows in split_rows(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.trainer.batch):
+                yield from self.method.passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """Examples in an order, in lots of a size, as often as they are asked for."""
+    """Batches of examples in a fixed order; can be iterated more than once."""
 
     examples: Examples
     order: Tensor
     size: int
 
     def __iter__(self) -> Iterator[Batch]:
-        for rows in batches(self.order, self.size):
+        for rows in split_rows(self.order, self.size):
             yield self.examples.inputs[rows], self.examples.labels[rows]
-
-
-def set_heads_apart(optimizer: Optimizer, network: nn.Module, rate: float) -> None:
-    """Give the network's heads a group of their own, with so many times the learning rate of the others."""
-    heads = {id(parameter) for parameter in _heads(network)}
-    own: list[nn.Parameter] = []
-    for group in optimizer.param_groups:
-        own += [parameter for parameter in group["params"] if id(parameter) in heads]
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in heads]
-    optimizer.add_param_group({"params": own, RATE: rate})
-
-
-def refuse_untrained_heads(network: nn.Module, trained: nn.Module) -> None:
-    """A rate of their own is of no use for heads that are not there, or are not what is trained."""
-    own = {id(parameter) for parameter in trained.parameters()}
-    if not any(id(parameter) in own for parameter in _heads(network)):
-        raise ValueError("head_lr is for heads of the network that are trained, and there are none")
-
-
-def refuse_shared_head(network: nn.Module, stream: Stream) -> None:
-    """A head that learns the new task too cannot follow its features for the sake of an earlier one."""
-    try:
-        if len(stream.heads) < len(stream):
-            raise AttributeError("all tasks share one")
-        for task in range(len(stream)):
-            head_of(network, task)
-    except AttributeError as error:
-        raise ValueError(f"realign is for networks with a linear head for each task: {error}") from error
-
-
-def _heads(network: nn.Module) -> list[nn.Parameter]:
-    return [parameter for name, parameter in network.named_parameters() if name.startswith("heads.")]
-
-
-def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer remembers of each parameter, by the parameter's number."""
-    return {str(number): dict(own) for number, own in optimizer.state_dict()["state"].items()}
-
-
-def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Go on from an `optimizer_state`; the learning rate and other options are the optimizer's own."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, own in state.items():
-        parameter = parameters[int(number)]
-        for name, value in own.items():
-            # In memory as the parameter is, as the optimizer itself would have made it.
-            alike = isinstance(value, Tensor) and value.shape == parameter.shape
-            optimizer.state[parameter][name] = torch.empty_like(parameter).copy_(value) if alike else value
-
-
-def refuse_single_rows(config: Config, network: nn.Module) -> None:
-    """BatchNorm of vectors cannot normalise a batch of one example by the batch's own statistics."""
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
-    by_the_batch = {"batch": bool(norms), "test_batch": any(not norm.track_running_stats for norm in norms)}
-    for name, matters in by_the_batch.items():
-        if matters and getattr(config.trainer, name) < 2:
-            raise ValueError(f"{name} must be at least 2 for the BatchNorm of {config.network}, got 1")
-
-
-def build_network(config: Config, stream: Stream) -> nn.Module:
-    """The config's network for a stream, with the seed's weights."""
-    kind = NETWORKS[config.network]
-    stored = "batch" if config.statistics == "batch" else "stored"
-    offered = {"statistics": stored, "bias": config.network_bias}
-    options = {name: value for name, value in offered.items() if name in kind.options}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(config.seed, "weights"))
-        network = kind.build(stream.inputs, stream.heads, **options)
-    if config.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network

@@ -79,7 +79,7 @@ def read_sweep(target: str) -> Sweep:
 def outcome(path: Path) -> dict[str, Any] | None:
     """What a run has come to: its last event, if it is finished; of a run on games also the accumulated reward."""
     try:
-        events = RunFolder(path).metrics()
+        events = RunFolder(path).read_events()
     except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
         return None
     if not events or events[-1]["event"] != "end":

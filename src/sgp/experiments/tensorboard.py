@@ -1,4 +1,4 @@
-"""Events for TensorBoard, where that is installed; those of games too, since names tell them apart."""
+"""TensorBoard, where it is installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from sgp.experiments.experiment import Callback
 
 
-def tensorboard_watcher(folder: Path) -> list[Callback]:
-    """One callback that writes events beside a run's metrics; none without TensorBoard."""
+def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
+    """Return a callback that writes events for TensorBoard beside a run's metrics, or none if it is not installed."""
     if find_spec("tensorboard") is None:
         return []
     from torch.utils.tensorboard import SummaryWriter
@@ -21,7 +21,7 @@ def tensorboard_watcher(folder: Path) -> list[Callback]:
         if value is not None:
             writer.add_scalar(name, value, step)
 
-    def watch(event: str, values: dict[str, Any]) -> None:
+    def write_event(event: str, values: dict[str, Any]) -> None:
         if event == "epoch":
             for name in ("train_loss", "validation_loss", "validation_accuracy", "lr"):
                 add(f"task {values['task'] + 1}/{name}", values[name], values["epoch"])
@@ -45,4 +45,4 @@ def tensorboard_watcher(folder: Path) -> list[Callback]:
                 add(f"bytes/{use}", size, step)
         writer.flush()
 
-    return [watch]
+    return [write_event]

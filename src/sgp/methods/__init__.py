@@ -1,54 +1,85 @@
-"""Methods of continual learning, one file each."""
+"""Methods of continual learning, one file each. Importing this package does not import torch."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sgp.methods.a_gem import AGEM
-from sgp.methods.apd import APD
-from sgp.methods.blip import BLIP
-from sgp.methods.den import DEN
-from sgp.methods.der import DER
-from sgp.methods.er import ER
-from sgp.methods.ewc import EWC
-from sgp.methods.finetune import Finetune
-from sgp.methods.frozen import Frozen
-from sgp.methods.fs_dgpm import FSDGPM
-from sgp.methods.gpm import GPM
-from sgp.methods.hat import HAT
-from sgp.methods.lora import LoRA
-from sgp.methods.method import Batch, Method, Moment, NoSettings
-from sgp.methods.multitask import Multitask
-from sgp.methods.osf import OSF
-from sgp.methods.owm import OWM
-from sgp.methods.pnn import PNN
-from sgp.methods.rcl import RCL
-from sgp.methods.sgp import SGP
-from sgp.methods.si import SI
-from sgp.methods.stl import STL
-from sgp.methods.trgp import TRGP
+from sgp.lazy import load_lazily
+from sgp.methods.facts import MethodFacts, NoSettings
+from sgp.methods.settings.a_gem import AGEMFacts
+from sgp.methods.settings.apd import APDFacts
+from sgp.methods.settings.blip import BLIPFacts
+from sgp.methods.settings.den import DENFacts
+from sgp.methods.settings.der import DERFacts
+from sgp.methods.settings.er import ERFacts
+from sgp.methods.settings.ewc import EWCFacts
+from sgp.methods.settings.finetune import FinetuneFacts
+from sgp.methods.settings.frozen import FrozenFacts
+from sgp.methods.settings.fs_dgpm import FSDGPMFacts
+from sgp.methods.settings.gpm import GPMFacts
+from sgp.methods.settings.hat import HATFacts
+from sgp.methods.settings.lora import LoRAFacts
+from sgp.methods.settings.multitask import MultitaskFacts
+from sgp.methods.settings.osf import OSFFacts
+from sgp.methods.settings.owm import OWMFacts
+from sgp.methods.settings.pnn import PNNFacts
+from sgp.methods.settings.rcl import RCLFacts
+from sgp.methods.settings.sgp import SGPFacts
+from sgp.methods.settings.si import SIFacts
+from sgp.methods.settings.stl import STLFacts
+from sgp.methods.settings.trgp import TRGPFacts
 from sgp.registry import Registry
 
-METHODS: Registry[type[Method[Any]]] = Registry("method")
-METHODS.add("finetune", Finetune)
-METHODS.add("multitask", Multitask)
-METHODS.add("stl", STL)
-METHODS.add("a-gem", AGEM)
-METHODS.add("er", ER)
-METHODS.add("der", DER)
-METHODS.add("ewc", EWC)
-METHODS.add("si", SI)
-METHODS.add("blip", BLIP)
-METHODS.add("hat", HAT)
-METHODS.add("den", DEN)
-METHODS.add("rcl", RCL)
-METHODS.add("owm", OWM)
-METHODS.add("gpm", GPM)
-METHODS.add("sgp", SGP)
-METHODS.add("trgp", TRGP)
-METHODS.add("fs-dgpm", FSDGPM)
-METHODS.add("pnn", PNN)
-METHODS.add("apd", APD)
-METHODS.add("frozen", Frozen)
-METHODS.add("lora", LoRA)
-METHODS.add("osf", OSF)
+if TYPE_CHECKING:
+    from sgp.methods.method import Batch, Method, Moment
 
-__all__ = ["METHODS", "Batch", "Method", "Moment", "NoSettings"]
+
+MethodType: TypeAlias = "type[Method[Any]]"
+
+
+class MethodRegistry(Registry[MethodType]):
+    """Methods by name, whose facts are known before they are imported."""
+
+    def __init__(self) -> None:
+        super().__init__("method")
+        self._facts: dict[str, type[MethodFacts]] = {}
+
+    def declare_method(self, facts: type[MethodFacts], target: str) -> None:
+        """Register a method that is imported when it is asked for.
+
+        Args:
+            facts: Facts of the method.
+            target: Module and class, as in "sgp.methods.gpm:GPM".
+        """
+        self.declare(facts.name, target)
+        self._facts[facts.name] = facts
+
+    def facts(self, name: str) -> type[MethodFacts]:
+        """Return the facts of a method. A method of another package is imported for them."""
+        return self._facts.get(name) or self[name]
+
+
+METHODS = MethodRegistry()
+METHODS.declare_method(FinetuneFacts, "sgp.methods.finetune:Finetune")
+METHODS.declare_method(MultitaskFacts, "sgp.methods.multitask:Multitask")
+METHODS.declare_method(STLFacts, "sgp.methods.stl:STL")
+METHODS.declare_method(AGEMFacts, "sgp.methods.a_gem:AGEM")
+METHODS.declare_method(ERFacts, "sgp.methods.er:ER")
+METHODS.declare_method(DERFacts, "sgp.methods.der:DER")
+METHODS.declare_method(EWCFacts, "sgp.methods.ewc:EWC")
+METHODS.declare_method(SIFacts, "sgp.methods.si:SI")
+METHODS.declare_method(BLIPFacts, "sgp.methods.blip:BLIP")
+METHODS.declare_method(HATFacts, "sgp.methods.hat:HAT")
+METHODS.declare_method(DENFacts, "sgp.methods.den:DEN")
+METHODS.declare_method(RCLFacts, "sgp.methods.rcl:RCL")
+METHODS.declare_method(OWMFacts, "sgp.methods.owm:OWM")
+METHODS.declare_method(GPMFacts, "sgp.methods.gpm:GPM")
+METHODS.declare_method(SGPFacts, "sgp.methods.sgp:SGP")
+METHODS.declare_method(TRGPFacts, "sgp.methods.trgp:TRGP")
+METHODS.declare_method(FSDGPMFacts, "sgp.methods.fs_dgpm:FSDGPM")
+METHODS.declare_method(PNNFacts, "sgp.methods.pnn:PNN")
+METHODS.declare_method(APDFacts, "sgp.methods.apd:APD")
+METHODS.declare_method(FrozenFacts, "sgp.methods.frozen:Frozen")
+METHODS.declare_method(LoRAFacts, "sgp.methods.lora:LoRA")
+METHODS.declare_method(OSFFacts, "sgp.methods.osf:OSF")
+
+__all__ = ["METHODS", "Batch", "Method", "MethodFacts", "Moment", "NoSettings"]
+__getattr__ = load_lazily(__name__, dict.fromkeys(("Batch", "Method", "Moment"), "sgp.methods.method"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +10,11 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import ClassRings
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import Replay, ReplaySettings, example_rows
+from sgp.methods.replay import Replay, example_rows
+from sgp.methods.settings.a_gem import AGEMFacts, AGEMSettings
 
 
-@dataclass(frozen=True)
-class AGEMSettings(ReplaySettings):
-    """The memory of A-GEM."""
-
-    per_class: int | None = None
-    """The most examples of one class, at least 1; none: the classes so far share the whole memory evenly."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_class is not None and self.per_class < 1:
-            raise ValueError(f"per_class must be at least 1 or none, got {self.per_class}")
-
-
-class AGEM(Replay[AGEMSettings]):
+class AGEM(AGEMFacts, Replay[AGEMSettings]):
     """The gradient g of all weights together must not point against g_ref, that of the mean loss on examples drawn from
     the memory of earlier tasks, each through the head of its own task:
 
@@ -35,10 +22,6 @@ class AGEM(Replay[AGEMSettings]):
 
     The memory has the latest examples of each class. Those of the current task take no part until it is learned.
     """
-
-    name = "a-gem"
-    description = "averaged gradient episodic memory: no step against the gradient on kept examples of old tasks"
-    Settings = AGEMSettings
 
     def __init__(self, network: nn.Module, settings: AGEMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -21,8 +21,6 @@ class Adapters(Method[S]):
     """
 
     layers: ClassVar[tuple[type[nn.Module], ...]]
-    packages = ("peft",)
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,54 +13,12 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.settings.apd import APDFacts, APDSettings
 from sgp.patterns import find_pattern
 
 # Of k-means.
 RESTARTS = 10
 ROUNDS = 100
-
-
-@dataclass(frozen=True)
-class APDSettings:
-    """The decomposition of APD."""
-
-    l1: float = 6e-4
-    """Weight of |tau|_1, at least 0; inference takes elements of tau up to this for 0."""
-    weight_decay: float = 1e-4
-    """Weight of the squares of tau and m of the task that is learned, and of sigma in the first task; at least 0."""
-    approx: float = 100.0
-    """Weight that holds the weights of earlier tasks where they were, above 0."""
-    tau_start: Literal["zero", "shared"] = "zero"
-    """tau of a new task: 0, or a copy of sigma as published."""
-    mask_start: float = 3.0
-    """Mean of m of a new task; 0 as published, where tau makes up for the half that the mask takes."""
-    penalty: Literal["proximal", "subgradient"] = "proximal"
-    """How |tau|_1 is descended: tau shrinks towards 0 after each step and stays there, or by its sign in the gradient,
-    which gives no zeros but small numbers."""
-    lr_decay: float = 1.0
-    """What the learning rate is multiplied by after each epoch, beside the schedule; in (0, 1]."""
-    group_every: int = 5
-    """After so many tasks each, those that are alike get a part in common; 0 never."""
-    group_centroids: int = 2
-    """How many groups there may be for every so many tasks, at least 1."""
-    group_gap: float = 0.01
-    """In a group an element whose values are no further apart than this becomes a common one, at least 0."""
-
-    def __post_init__(self) -> None:
-        # Written so that NaN fails too.
-        for name in ("l1", "weight_decay", "group_gap"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if not 0 < self.approx < math.inf:
-            raise ValueError(f"approx must be above 0 and finite, got {self.approx}")
-        if not math.isfinite(self.mask_start):
-            raise ValueError(f"mask_start must be finite, got {self.mask_start}")
-        if not 0 < self.lr_decay <= 1:
-            raise ValueError(f"lr_decay must be in (0, 1], got {self.lr_decay}")
-        if self.group_every < 0:
-            raise ValueError(f"group_every must be at least 0, got {self.group_every}")
-        if self.group_centroids < 1:
-            raise ValueError(f"group_centroids must be at least 1, got {self.group_centroids}")
 
 
 class Decomposed:
@@ -136,7 +93,7 @@ class Decomposed:
         self.common, self.targets = common, shares + taus
 
 
-class APD(Method[APDSettings]):
+class APD(APDFacts, Method[APDSettings]):
     """Additive parameter decomposition.
 
     A weight of task t is theta_t = sigmoid(m_t) sigma + tau_t, with sigma shared by all tasks, m_t a number for each
@@ -153,11 +110,6 @@ class APD(Method[APDSettings]):
 
     Inference takes elements of tau up to l1 for 0. A task is known by its head, or by its number where all share one.
     """
-
-    name = "apd"
-    description = "additive decomposition: shared weights under a mask of the task, plus a sparse part of the task"
-    Settings: ClassVar[type[APDSettings]] = APDSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: APDSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,48 +15,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.fisher import fisher_of_samples, in_mode, with_drawn_labels
-from sgp.methods.method import Batch, Method, NormStatistics, beside_parameters, check_choices
+from sgp.methods.method import Batch, Method, NormStatistics, beside_parameters
+from sgp.methods.settings.blip import BLIPFacts, BLIPSettings
 from sgp.projection.norm_stats import FrozenNormStatistics
 from sgp.projection.scan import Scan, ScanRules, scan_model
 
 BIAS_BOUND = 1.0
-
-
-@dataclass(frozen=True)
-class BLIPSettings:
-    """How many bits a task freezes."""
-
-    fisher_prior: float = 5e-12
-    """The Fisher information of a parameter before any task, for each of its layer's n; at least 1e-30. Four times
-    smaller is a bit more. The published code's are smaller by the square of the batch that it takes gradients of: 5e-16
-    at 100 images and 5e-18 at 62 states of games are 5e-12 and 1.92e-14 here."""
-    max_bits: int = 20
-    """The most that can be frozen of a parameter, at least 1."""
-    bound: float = 6.0
-    """Weights lie within bound / sqrt(n) of 0; above 0. Biases lie within 1."""
-    fan: Literal["in", "largest"] = "in"
-    """What n of a layer is: its inputs, for each output; or the larger one of inputs and outputs, as published for
-    games."""
-    unfrozen: Literal["keep", "zero"] = "keep"
-    """What a parameter without a frozen bit is after a task: as it was, or 0 as published, where a unit whose weights
-    are all 0 never learns again."""
-    fisher_labels: Literal["true", "drawn"] = "drawn"
-    """Drawn from the network's own answer, which must be logits; or those of the batches."""
-    fisher_batch: int = 100
-    """How many examples run through the network at once for the Fisher information, at least 1."""
-    fisher_batches: int = 80
-    """The most batches that it is found from, at least 1."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too. Below 1e-30 float32 might have 0 for it.
-        if not 1e-30 <= self.fisher_prior < math.inf:
-            raise ValueError(f"fisher_prior must be at least 1e-30 and finite, got {self.fisher_prior}")
-        if not 0 < self.bound < math.inf:
-            raise ValueError(f"bound must be above 0 and finite, got {self.bound}")
-        for name in ("max_bits", "fisher_batch", "fisher_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -72,7 +36,7 @@ class _Scale:
     prior: float
 
 
-class BLIP(Method[BLIPSettings]):
+class BLIP(BLIPFacts, Method[BLIPSettings]):
     """Freezes the first bits of each weight and bias of linear layers and convolutions.
 
     A parameter is a fraction of its bound, |theta| <= bound (1 - 2^-max_bits). With b > 0 frozen bits it may go no
@@ -88,11 +52,6 @@ class BLIP(Method[BLIPSettings]):
     tasks and stay as they are. All else that trains (norm layers and their stored statistics) stays as the first task
     leaves it.
     """
-
-    name = "blip"
-    description = "bit-level information preserving: each task freezes the first bits of the weights it uses"
-    rounds_weights = True
-    Settings: ClassVar[type[BLIPSettings]] = BLIPSettings
 
     def __init__(self, network: nn.Module, settings: BLIPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

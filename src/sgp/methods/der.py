@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,30 +11,11 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import Replay, ReplaySettings, example_rows, laid_out
+from sgp.methods.replay import Replay, example_rows, laid_out
+from sgp.methods.settings.der import DERFacts, DERSettings
 
 
-@dataclass(frozen=True)
-class DERSettings(ReplaySettings):
-    """The memory of dark experience replay."""
-
-    fill: Literal["first-epoch", "every-epoch"] = "every-epoch"
-    """When examples are offered to the memory. In a task's first epoch their logits are those of a network that has
-    hardly learned it, so the default is every epoch, as published."""
-    alpha: float = 0.1
-    """Weight of the squared distance to the logits that were stored, at least 0."""
-    beta: float = 0.0
-    """Weight of the cross-entropy of kept examples, at least 0; above 0 the method is DER++."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("alpha", "beta"):
-            # Written so that NaN fails too.
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-
-
-class DER(Replay[DERSettings]):
+class DER(DERFacts, Replay[DERSettings]):
     """A batch B, examples D of the memory with the logits z that they had when they were taken in, and with beta above
     0 (DER++) examples D' of another draw with their labels, each through the head of its own task:
 
@@ -46,10 +25,6 @@ class DER(Replay[DERSettings]):
     network one after another, as published, so that BatchNorm does not mix them. The logits of B, those of this very
     forward pass, enter the memory with it.
     """
-
-    name = "der"
-    description = "dark experience replay: kept examples should be answered as when they were taken in"
-    Settings = DERSettings
 
     def __init__(self, network: nn.Module, settings: DERSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

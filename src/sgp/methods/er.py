@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,28 +10,17 @@ from torch.optim import Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import Replay, ReplaySettings, example_rows, joined
+from sgp.methods.replay import Replay, example_rows, joined
+from sgp.methods.settings.er import ERFacts, ERSettings
 
 
-@dataclass(frozen=True)
-class ERSettings(ReplaySettings):
-    """The memory of experience replay."""
-
-    reservoir: Literal["uniform", "one-less"] = "uniform"
-    """What the memory is a sample of: all examples alike, or later ones a little more, as in the published code."""
-
-
-class ER(Replay[ERSettings]):
+class ER(ERFacts, Replay[ERSettings]):
     """One step on a batch B together with examples D of the memory, each through the head of its own task:
 
     loss = (sum over B and D of the cross-entropy) / (|B| + |D|).
 
     Then B is offered to the memory, which holds examples of the current task too.
     """
-
-    name = "er"
-    description = "experience replay: every step learns some kept examples of old tasks again"
-    Settings = ERSettings
 
     def __init__(self, network: nn.Module, settings: ERSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

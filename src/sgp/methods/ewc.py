@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,57 +13,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.fisher import fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
-from sgp.methods.method import Batch, check_choices
+from sgp.methods.method import Batch
 from sgp.methods.quadratic import Quadratic
+from sgp.methods.settings.ewc import EWCFacts, EWCSettings
 
 
-@dataclass(frozen=True)
-class EWCSettings:
-    """The penalty of EWC and how its Fisher information is found."""
-
-    strength: float = 5000.0
-    """Lambda of the penalty lambda / 2 sum F (theta - theta*)^2, at least 0."""
-    fisher: Literal["sample", "batch"] = "sample"
-    """Square the gradient of each example, or of each batch as in the published code. The batch form is smaller, by up
-    to fisher_batch times."""
-    fisher_labels: Literal["true", "drawn"] = "true"
-    """Of the data, or drawn from the network's own answer."""
-    fisher_batch: int = 64
-    """How many examples run through the network at once for it, at least 1."""
-    fisher_mode: Literal["eval", "train"] = "eval"
-    """Of the network meanwhile; train has dropout on, as published."""
-    merge: Literal["separate", "online", "mean"] = "separate"
-    """separate: each task has its Fisher information and its anchor. online: Fisher informations are added up, and the
-    anchor is the last task's. mean: as online, with their mean over tasks, as published."""
-    decay: float = 1.0
-    """online: what the sum is multiplied by at each task before the new one is added, in [0, 1]."""
-
-    penalty_step: Literal["implicit", "explicit"] = "implicit"
-    """implicit: steps have the penalty's gradient at their end, which is stable at any strength. explicit: at their
-    start, as usual."""
-    clip_norm: float = math.inf
-    """Largest norm of the gradient of all parameters, penalty included, above 0; inf does not clip. The published code
-    has 100, which keeps explicit steps finite."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
-        if self.fisher_batch < 1:
-            raise ValueError(f"fisher_batch must be at least 1, got {self.fisher_batch}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must be in [0, 1], got {self.decay}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-
-
-class EWC(Quadratic[EWCSettings]):
+class EWC(EWCFacts, Quadratic[EWCSettings]):
     """A quadratic penalty whose importances are Fisher informations."""
-
-    name = "ewc"
-    description = "elastic weight consolidation: a penalty on change, weighted by Fisher information"
-    Settings: ClassVar[type[EWCSettings]] = EWCSettings
 
     def __init__(self, network: nn.Module, settings: EWCSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from sgp.methods.method import Method, NoSettings
+from sgp.methods.settings.finetune import FinetuneFacts
 
 
-class Finetune(Method[NoSettings]):
+class Finetune(FinetuneFacts, Method[NoSettings]):
     """Does nothing."""
-
-    name = "finetune"
-    description = "plain training of one task after another: the floor"
-    Settings = NoSettings

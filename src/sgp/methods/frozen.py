@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,37 +10,20 @@ from torch.nn import functional as F
 from torch.optim import LBFGS, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.settings.frozen import FrozenFacts, FrozenSettings
 from sgp.networks.heads import Heads
 
 # Steps of L-BFGS, far more than a head has been seen to need.
 MOST_STEPS = 1000
 
 
-@dataclass(frozen=True)
-class FrozenSettings:
-    """Of heads on features that do not change."""
-
-    head_decay: float = 1e-3
-    """mu of the penalty mu/2 |W|^2 on a head's weights, above 0: without one, classes that can be told apart have no
-    best head."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.head_decay < float("inf"):
-            raise ValueError(f"head_decay must be above 0 and finite, got {self.head_decay}")
-
-
-class Frozen(Method[FrozenSettings]):
+class Frozen(FrozenFacts, Method[FrozenSettings]):
     """The best linear heads on features that do not change.
 
     A head is found at the start of its task, from the features of all examples at once:
     argmin over W, b of the mean cross-entropy + mu/2 |W|^2, a convex problem, by L-BFGS to convergence. Epochs only
     measure it.
     """
-
-    name = "frozen"
-    description = "heads on the network as it is: the control for pretrained networks"
-    Settings = FrozenSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: FrozenSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

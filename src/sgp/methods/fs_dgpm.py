@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +13,11 @@ from torch.optim import SGD, Optimizer
 
 from sgp.methods.buffer import Reservoir
 from sgp.methods.calls import recorded
-from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
+from sgp.methods.gpm import GPM, refuse_embeddings
 from sgp.methods.method import Batch, Moment
-from sgp.methods.replay import ReplaySettings, example_rows, joined
+from sgp.methods.replay import example_rows, joined
+from sgp.methods.settings.fs_dgpm import FSDGPMFacts, FSDGPMSettings
+from sgp.methods.settings.gpm import GPMSettings
 from sgp.projection import GradientMemory
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
@@ -25,46 +26,6 @@ from sgp.projection.subspace import Bases, Choice, Subspace
 
 # Of the sigmoid that keeps soft weights between 0 and 1.
 STEEPNESS = 10.0
-
-
-@dataclass(frozen=True)
-class FSDGPMSettings(GPMSettings, ReplaySettings):
-    """The memories of FS-DGPM, and its steps."""
-
-    memory_size: int = 1000
-    """The most examples that are kept, of all tasks together, at least 2."""
-    sharpness_lr: float = 0.001
-    """Rate eta_1 of the steps uphill that look for sharpness, at least 0; it falls as the learning rate does."""
-    soft_lr: float = 0.01
-    """Rate eta_2 of the bases' soft weights, at least 0; it falls as the learning rate does."""
-    inner_steps: int = 2
-    """Steps uphill, each on its part of the batch, at least 1."""
-    second_order: bool = False
-    """Whether the gradient also goes through the gradients of the steps uphill."""
-    soft_weights: Literal["repeated", "once", "orphaned"] = "repeated"
-    """How soft weights are learned. repeated: lambda := sigmoid(10 (lambda - eta_2 g)) in each step. once: lambda =
-    sigmoid(10 u), u := u - eta_2 g, so that steps add up. orphaned: lambda := sigmoid(10 lambda), which no gradient
-    reaches, as in the published code."""
-    momentum: float = 0.0
-    """Of weights and soft weights, in [0, 1); the published code has 0.9."""
-    clip: float = math.inf
-    """The largest entry of a step uphill, and the largest norm of the gradient, above 0; the published code has 2."""
-    norms: Literal["freeze", "free"] = "freeze"
-    """What happens to norm layers after the first task; the published code for Split CIFAR-100 trains them on."""
-
-    def __post_init__(self) -> None:
-        GPMSettings.__post_init__(self)
-        ReplaySettings.__post_init__(self)
-        # Written so that NaN fails too.
-        for name in ("sharpness_lr", "soft_lr"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
-        if not self.clip > 0:
-            raise ValueError(f"clip must be above 0, got {self.clip}")
 
 
 class FreshMemory(GradientMemory):
@@ -87,7 +48,7 @@ def _summed(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return total
 
 
-class FSDGPM(GPM):
+class FSDGPM(FSDGPMFacts, GPM):
     """Steps that flatten the loss along old directions, on new and old examples, and move little along them.
 
     Let M be a layer's bases and lambda their soft weights, 1 when a task begins. A training step cuts its batch into
@@ -98,13 +59,8 @@ class FSDGPM(GPM):
     without bases always have those. After each task the bases are found anew, from kept examples of all tasks.
     """
 
-    name = "fs-dgpm"
-    description = "flattened sharpness and dynamic gradient projection: replay, and bases with learned weights"
-    Settings: ClassVar[type[GPMSettings]] = FSDGPMSettings
     Memory = FreshMemory
-    keeps_data = True
     settings: FSDGPMSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: FSDGPMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

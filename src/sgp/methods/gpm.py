@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, Method, NormStatistics, check_choices
+from sgp.methods.method import Batch, Method, NormStatistics
+from sgp.methods.settings.gpm import GPMFacts, GPMSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.gram import InputGram
@@ -29,41 +30,6 @@ POINTS = 17
 LOT = 64
 # Singular values below this share of the largest are rounding.
 NOISE = 1e-6
-
-
-@dataclass(frozen=True)
-class GPMSettings:
-    """The memory of GPM."""
-
-    threshold: float | dict[str, float] = 0.97
-    """Share of each layer's input energy that the bases must hold, in (0, 1]; or by pattern on layer names."""
-    threshold_step: float = 0.0
-    """What is added to the threshold for every later task; it stops at 1."""
-    memory_samples: int | dict[str, int] = 125
-    """How many training inputs the bases are found from; by pattern on layer names, each layer its own."""
-    first_rank: Literal["minimal", "one-less"] = "minimal"
-    """Rank of the first task's bases: what Eq. 1 demands, or one less as in the published code."""
-    truncation: Literal["before", "after"] = "before"
-    """When bases beyond a layer's dimension are dropped: before importances are scaled, or after as published."""
-    orthogonalise: bool = True
-    """Make new bases orthogonal to the old ones again; the published code does not."""
-    bias: Literal["protect", "freeze"] = "protect"
-    """Protect biases like weights, or freeze them after the first task as published."""
-    project_every: int = 1
-    """Project the change of so many steps at once, at least 1; 1 is the paper's algorithm, more is cheaper."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        for threshold in _values(self.threshold):
-            if not 0 < threshold <= 1:
-                raise ValueError(f"threshold must be in (0, 1], got {threshold}")
-        if not 0 <= self.threshold_step < 1:
-            raise ValueError(f"threshold_step must be in [0, 1), got {self.threshold_step}")
-        for count in _values(self.memory_samples):
-            if count < 1:
-                raise ValueError(f"memory_samples must be at least 1, got {count}")
-        if self.project_every < 1:
-            raise ValueError(f"project_every must be at least 1, got {self.project_every}")
 
 
 class WatchedMemory(GradientMemory):
@@ -123,13 +89,9 @@ class _Lots:
                 return
 
 
-class GPM(Method[GPMSettings]):
+class GPM(GPMFacts, Method[GPMSettings]):
     """A gradient memory in which every basis is blocked."""
 
-    name = "gpm"
-    description = "gradient projection memory: no step along directions of earlier tasks"
-    Settings: ClassVar[type[GPMSettings]] = GPMSettings
-    projects_steps = True
     Memory: ClassVar[type[GradientMemory]] = WatchedMemory
 
     def __init__(self, network: nn.Module, settings: GPMSettings, *, exclude: Sequence[str] = ()) -> None:

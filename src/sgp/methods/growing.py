@@ -32,8 +32,6 @@ class Growing(Method[S]):
     The network grows in `begin` or `consolidate` alone: while the loop trains a task its weights keep their shapes.
     """
 
-    supervised_only = True
-
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.wiring = Wiring({})
@@ -222,13 +220,6 @@ def gathered(batches: Iterable[Batch]) -> tuple[Batch, int]:
 def lots_of(order: Tensor, size: int) -> tuple[Tensor, ...]:
     """Rows in equal lots of no fewer than a size: BatchNorm cannot normalise a lot of one that is left over."""
     return torch.tensor_split(order, max(1, len(order) // size))
-
-
-def check_units(name: str, setting: int | dict[str, int], least: int = 0) -> None:
-    """Refuse a number of units that is too small, of all layers or of one."""
-    for count in setting.values() if isinstance(setting, dict) else [setting]:
-        if count < least:
-            raise ValueError(f"{name} must be at least {least}, got {count}")
 
 
 def units_for(setting: int | dict[str, int], layer: str) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,41 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, Method, Moment, check_choices
+from sgp.methods.method import Batch, Method, Moment
+from sgp.methods.settings.hat import HATFacts, HATSettings
 from sgp.networks.wiring import Layer, Wiring, as_gate, fed, find_wiring, units
 from sgp.patterns import find_pattern
 
 
-@dataclass(frozen=True)
-class HATSettings:
-    """The masks of HAT."""
-
-    smax: float = 400.0
-    """Slope of the masks at test and at the end of each epoch, at least 1; each epoch begins at 1/smax."""
-    sparsity: float = 0.75
-    """Weight c of the loss for units that no earlier task uses, at least 0: larger leaves more for later tasks."""
-    test_masks: Literal["soft", "hard"] = "soft"
-    """What tests and gates use: sigmoid(smax e) as published, or that rounded to 0 and 1, which forgets nothing."""
-    embedding_limit: float = 6.0
-    """Embeddings are kept within plus and minus this, above 0."""
-    cosh_limit: float = 50.0
-    """What s e is cut at in the compensation of the embeddings' gradient, above 0."""
-    clip_norm: float = 10000.0
-    """Norm that the gradient of all parameters is cut to, above 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 1 <= self.smax < float("inf"):
-            raise ValueError(f"smax must be at least 1 and finite, got {self.smax}")
-        if not 0 <= self.sparsity < float("inf"):
-            raise ValueError(f"sparsity must be at least 0 and finite, got {self.sparsity}")
-        for name in ("embedding_limit", "cosh_limit", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-
-
-class HAT(Method[HATSettings]):
+class HAT(HATFacts, Method[HATSettings]):
     """Hard attention to the task.
 
     With s the slope, e_l an embedding of the task for hidden layer l, and a_l^past the largest mask of earlier tasks:
@@ -68,11 +39,6 @@ class HAT(Method[HATSettings]):
     A task is known by its head, or by its number where all tasks share one. Stored statistics of BatchNorm are kept for
     each task, since later tasks must estimate those of their own units.
     """
-
-    name = "hat"
-    description = "hard attention: each task learns which units it uses, and these are closed to later tasks"
-    Settings: ClassVar[type[HATSettings]] = HATSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: HATSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

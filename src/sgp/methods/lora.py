@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from sgp.methods.adapters import Adapters
+from sgp.methods.settings.lora import LoRAFacts, LoRASettings
 
 
-@dataclass(frozen=True)
-class LoRASettings:
-    """Of LoRA."""
-
-    lora_rank: int = 8
-    """r, the rank of the change of each weight, at least 1."""
-    lora_scale: float = 16.0
-    """s; the change is multiplied by s / r. Above 0."""
-
-    def __post_init__(self) -> None:
-        if self.lora_rank < 1:
-            raise ValueError(f"lora_rank must be at least 1, got {self.lora_rank}")
-        if not 0 < self.lora_scale < float("inf"):
-            raise ValueError(f"lora_scale must be above 0 and finite, got {self.lora_scale}")
-
-
-class LoRA(Adapters[LoRASettings]):
+class LoRA(LoRAFacts, Adapters[LoRASettings]):
     """A change of low rank beside each weight."""
 
-    name = "lora"
-    description = "low-rank adapters of PEFT, trained on one task after another"
-    Settings = LoRASettings
     layers = (nn.Linear, nn.Conv2d)
 
     def _config(self) -> Any:

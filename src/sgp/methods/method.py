@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+
+from sgp.methods.facts import MethodFacts, NoSettings
 
 # Inputs and labels of the same length.
 Batch = tuple[Tensor, Tensor]
 NormStatistics = Literal["one", "each", "own"]
 S = TypeVar("S")
 
-
-@dataclass(frozen=True)
-class NoSettings:
-    """For methods that have nothing to set."""
-
-
-def check_choices(settings: object) -> None:
-    """Refuse a value that is none of those that its field's Literal has: elsewhere it would pass for the last one."""
-    for name, hint in get_type_hints(type(settings)).items():
-        value, choices = getattr(settings, name), get_args(hint)
-        if get_origin(hint) is Literal and value not in choices:
-            raise ValueError(f"{name} must be {' or '.join(map(str, choices))}, got {value!r}")
+__all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class Moment:
     share_of_task: float
 
 
-class Method(Generic[S]):
+class Method(MethodFacts, Generic[S]):
     """Base class of all methods. By itself it does nothing about forgetting; a subclass overrides what it does.
 
     For each task the trainer calls `begin`, then `attach` with the optimizer that will train it, and `consolidate` once
@@ -55,33 +46,11 @@ class Method(Generic[S]):
     In `begin`, `loss`, `step` and `consolidate`, torch's global random state belongs to the run and repeats when
     the run is resumed, so a method may draw from it. Between epochs only `state_dict` and `trained` are kept.
 
-    Attributes:
-        name: Name in the registry and on the command line.
-        description: One line for `sgp list methods`.
-        Settings: Frozen dataclass of the method's settings; their values on each benchmark are in sgp.paper.
-        keeps_data: Whether examples of old tasks are stored.
-        supervised_only: Whether the method has a say in loss, batch or forward pass.
-        projects_steps: Whether a gradient memory projects the optimizer's steps.
-        trains_jointly: Whether all tasks are learned at once. An epoch then goes through all of them, and each batch is
-            of one task.
-        rounds_weights: Whether `consolidate` changes weights, so that nothing can be fitted to them before it.
-        packages: Packages beside torch that the method's numbers depend on; runs note their versions.
-
     Args:
         network: Network to train.
         settings: Settings of the class's own `Settings`.
         exclude: Patterns on names of modules that belong to single tasks (heads) and need no protection.
     """
-
-    name: ClassVar[str]
-    description: ClassVar[str]
-    Settings: ClassVar[type[Any]] = NoSettings
-    keeps_data: ClassVar[bool] = False
-    supervised_only: ClassVar[bool] = False
-    projects_steps: ClassVar[bool] = False
-    trains_jointly: ClassVar[bool] = False
-    rounds_weights: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         self.network = network

@@ -7,7 +7,6 @@ values and their vectors are kept as they are, and the rest is trained orthogona
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,26 +14,12 @@ from torch import Tensor, nn
 
 from sgp.methods.adapters import Adapters
 from sgp.methods.method import Batch
+from sgp.methods.settings.osf import OSFFacts, OSFSettings
 
 
-@dataclass(frozen=True)
-class OSFSettings:
-    """Of OSF."""
-
-    preserved: float = 0.5
-    """Share of each weight's singular directions that stays as it is, in (0, 1)."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.preserved < 1:
-            raise ValueError(f"preserved must be in (0, 1), got {self.preserved}")
-
-
-class OSF(Adapters[OSFSettings]):
+class OSF(OSFFacts, Adapters[OSFSettings]):
     """Trains what is left beside the strongest singular directions of each linear layer."""
 
-    name = "osf"
-    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights stay"
-    Settings = OSFSettings
     layers = (nn.Linear,)
 
     def _fits(self, layer: nn.Module) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,39 +12,15 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.calls import Call, recorded
-from sgp.methods.method import Batch, Method, Moment, NormStatistics, check_choices
+from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.settings.owm import OWMFacts, OWMSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.layer_types import get_layer_type
 
 Layer = nn.Linear | nn.Conv2d
 
 
-@dataclass(frozen=True)
-class OWMSettings:
-    """The projectors of OWM."""
-
-    alpha_start: float = 1.0
-    """The regulariser alpha at the start of each task, above 0: smaller blocks mean inputs more."""
-    alpha_decay: float | dict[str, float] = 0.01
-    """What alpha is multiplied by over a task, in (0, 1]; or by pattern on layer names."""
-    update: Literal["task", "step"] = "task"
-    """Projectors take in a task once it is learned, as its authors write, or at each of its steps, as published."""
-    clip_norm: float = 10.0
-    """Norm that the gradient of all parameters is cut to, above 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 < self.alpha_start < float("inf"):
-            raise ValueError(f"alpha_start must be above 0 and finite, got {self.alpha_start}")
-        for decay in self.alpha_decay.values() if isinstance(self.alpha_decay, dict) else [self.alpha_decay]:
-            if not 0 < decay <= 1:
-                raise ValueError(f"alpha_decay must be in (0, 1], got {decay}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
-
-
-class OWM(Method[OWMSettings]):
+class OWM(OWMFacts, Method[OWMSettings]):
     """Orthogonal weights modification.
 
     Each layer has a projector P [d, d], at first I. For each batch, with r the mean of the layer's inputs over it:
@@ -61,11 +36,6 @@ class OWM(Method[OWMSettings]):
     of BatchNorm stay as the first task leaves them. The projection of the gradient is that of the step for plain SGD.
     That of a wide linear layer is made as D^T (X P), which is the same; see sgp.methods.calls.
     """
-
-    name = "owm"
-    description = "orthogonal weights modification: steps are orthogonal to mean inputs of earlier tasks"
-    Settings: ClassVar[type[OWMSettings]] = OWMSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: OWMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.settings.pnn import PNNFacts, PNNSettings
 from sgp.networks.wiring import Layer, Wiring, find_wiring, units
-
-
-@dataclass(frozen=True)
-class PNNSettings:
-    """The columns of PNN."""
-
-    column_width: float = 1.0
-    """Units of a column's hidden layers as a share of the network's, in (0, 1]; each layer keeps one at least."""
-    scale_deviation: float = 0.1
-    """Of the scales a_j that a column starts with, which are normal around 0; above 0."""
-
-    def __post_init__(self) -> None:
-        # Written so that NaN fails too.
-        if not 0 < self.column_width <= 1:
-            raise ValueError(f"column_width must be in (0, 1], got {self.column_width}")
-        if not 0 < self.scale_deviation < math.inf:
-            raise ValueError(f"scale_deviation must be above 0 and finite, got {self.scale_deviation}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +98,7 @@ class LateralLayer(nn.Module):
         return reduced.view(len(channels), -1, self.channels).mT.flatten(start_dim=1)
 
 
-class PNN(Method[PNNSettings]):
+class PNN(PNNFacts, Method[PNNSettings]):
     """Progressive neural network.
 
     Layer i of column k, which learns task k, draws on the columns before it:
@@ -129,11 +113,6 @@ class PNN(Method[PNNSettings]):
     from those of the network's layer, times the root of inputs there over inputs here, which keeps the initialisation
     that the network has. Earlier columns are in eval mode also while a later one is trained.
     """
-
-    name = "pnn"
-    description = "progressive networks: a column for each task, frozen afterwards, that later columns draw on"
-    Settings: ClassVar[type[PNNSettings]] = PNNSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: PNNSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

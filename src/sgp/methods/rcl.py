@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.optim import Adam
 
-from sgp.methods.growing import Growing, Tensors, check_units, gathered, lots_of, units_for
+from sgp.methods.growing import Growing, Tensors, gathered, lots_of, units_for
 from sgp.methods.method import Batch
+from sgp.methods.settings.rcl import RCLFacts, RCLSettings
 from sgp.networks.widen import resize, widen
 from sgp.patterns import check_patterns
 
 # Deviation of the controller's first weights, uniform within plus and minus this, as published.
 CONTROLLER_BOUND = 0.08
-
-
-@dataclass(frozen=True)
-class RCLSettings:
-    """How a task searches for its units."""
-
-    trials: int = 10
-    """How many choices of units each task tries, at least 1."""
-    trial_epochs: int = 2
-    """How long each is trained before it is judged, at least 1."""
-    most_units: int | dict[str, int] = 29
-    """The most that a task may add to each layer, at least 0; or by pattern on layer names."""
-    size_penalty: float = 1e-4
-    """xi of the reward, accuracy - xi units added; at least 0."""
-    judged: float = 0.1
-    """Share of the task's training examples that trials are judged by and not trained on, in (0, 1)."""
-    l2: float = 1e-4
-    """Decay of what is trained, at least 0."""
-    controller_units: int = 100
-    """Of each of the controller's two layers, at least 1."""
-    controller_lr: float = 0.001
-    """Rate of the controller's Adam, above 0."""
-    value_lr: float = 0.005
-    """Rate of Adam for the value that rewards are compared with, above 0."""
-    deep_units: Literal["learned", "as-drawn"] = "learned"
-    """Weights into new units of all layers but the first: learned, or left as they were drawn as in the published
-    code."""
-
-    def __post_init__(self) -> None:
-        for name in ("trials", "trial_epochs", "controller_units"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        check_units("most_units", self.most_units)
-        # Written so that NaN fails too.
-        for name in ("size_penalty", "l2"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ("controller_lr", "value_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not 0 < self.judged < 1:
-            raise ValueError(f"judged must be in (0, 1), got {self.judged}")
 
 
 class Controller(nn.Module):
@@ -112,7 +69,7 @@ class Controller(nn.Module):
         self._policy_steps.step()
 
 
-class RCL(Growing[RCLSettings]):
+class RCL(RCLFacts, Growing[RCLSettings]):
     """Reinforced continual learning.
 
     The first task trains the whole network. Before each later one a new controller chooses, `trials` times, how many
@@ -123,10 +80,6 @@ class RCL(Growing[RCLSettings]):
     units, those from its new units into old ones, and its head; it is answered by the units of its time. So old
     answers do not change by one bit.
     """
-
-    name = "rcl"
-    description = "a controller learns by reinforcement how many units each task adds; old weights never move"
-    Settings: ClassVar[type[RCLSettings]] = RCLSettings
 
     def __init__(self, network: nn.Module, settings: RCLSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -4,45 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sgp.methods.buffer import Buffer
-from sgp.methods.method import Batch, Method, Moment, check_choices
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """The memory of a method that keeps examples."""
-
-    memory_size: int = 2000
-    """The most examples that are kept, of all tasks together, at least 2."""
-    memory_batch: int | None = None
-    """How many of them are drawn for a training step, at least 2; none: as many as the step has of its own."""
-    fill: Literal["first-epoch", "every-epoch"] = "first-epoch"
-    """When a task's examples are offered to the memory: in its first epoch, so each once, or in every epoch again."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # A single example is nothing that BatchNorm could normalise.
-        if self.memory_size < 2:
-            raise ValueError(f"memory_size must be at least 2, got {self.memory_size}")
-        if self.memory_batch is not None and self.memory_batch < 2:
-            raise ValueError(f"memory_batch must be at least 2 or none, got {self.memory_batch}")
-
+from sgp.methods.method import Batch, Method, Moment
+from sgp.methods.settings.replay import ReplaySettings
 
 R = TypeVar("R", bound=ReplaySettings)
 
 
 class Replay(Method[R]):
     """A method whose only state is a buffer of examples."""
-
-    keeps_data = True
-    supervised_only = True
 
     @property
     @abstractmethod

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from sgp.methods.gpm import GPM, GPMSettings
-
-
-@dataclass(frozen=True)
-class SGPSettings(GPMSettings):
-    """The memory of SGP."""
-
-    alpha: float = 10.0
-    """Scale coefficient of Eq. 2, at least 0: larger protects more, and inf is GPM."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Written so that NaN fails too.
-        if not self.alpha >= 0:
-            raise ValueError(f"alpha must be at least 0, got {self.alpha}")
+from sgp.methods.gpm import GPM
+from sgp.methods.settings.gpm import GPMSettings
+from sgp.methods.settings.sgp import SGPFacts, SGPSettings
 
 
-class SGP(GPM):
+class SGP(SGPFacts, GPM):
     """A gradient memory in which each basis has an importance."""
 
-    name = "sgp"
-    description = "scaled gradient projection: steps along old directions shrink by their importance"
-    Settings = SGPSettings
     settings: SGPSettings
 
     @staticmethod

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.method import Batch, beside_parameters, check_choices
+from sgp.methods.method import Batch, beside_parameters
 from sgp.methods.quadratic import Quadratic
+from sgp.methods.settings.si import SIFacts, SISettings
 
 
-@dataclass(frozen=True)
-class SISettings:
-    """The penalty of synaptic intelligence."""
-
-    strength: float = 0.1
-    """c of the penalty c sum Omega (theta - theta*)^2, at least 0."""
-    damping: float = 0.001
-    """xi, which keeps importances finite where a parameter hardly moved; above 0."""
-
-    penalty_step: Literal["implicit", "explicit"] = "implicit"
-    """implicit: steps have the penalty's gradient at their end, which is stable at any strength. explicit: at their
-    start, as usual."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        # Written so that NaN fails too.
-        if not 0 <= self.strength < float("inf"):
-            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
-        if not 0 < self.damping < float("inf"):
-            raise ValueError(f"damping must be above 0 and finite, got {self.damping}")
-
-
-class SI(Quadratic[SISettings]):
+class SI(SIFacts, Quadratic[SISettings]):
     """A quadratic penalty whose importances are path integrals of the loss.
 
     While a task is trained, each step adds -g * (change of theta) to a parameter's omega, with g the gradient of the
@@ -45,10 +23,6 @@ class SI(Quadratic[SISettings]):
     Omega += omega / (delta^2 + xi), at least 0, with delta the change over the whole task; the anchors are the weights
     at its end.
     """
-
-    name = "si"
-    description = "synaptic intelligence: a penalty on change, weighted by what each parameter gave to the loss"
-    Settings: ClassVar[type[SISettings]] = SISettings
 
     def __init__(self, network: nn.Module, settings: SISettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

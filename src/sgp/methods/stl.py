@@ -10,21 +10,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sgp.methods.method import Batch, Method, NoSettings
+from sgp.methods.settings.stl import STLFacts
 
 Weights = dict[str, Tensor]
 
 
-class STL(Method[NoSettings]):
+class STL(STLFacts, Method[NoSettings]):
     """Trains the one network anew for each task and stores the weights of the tasks before.
 
     Every task starts from the same weights, those that the network had at first: a method does not know how a network
     draws its weights, and so a task is learned as it would be if it were the only one.
     """
-
-    name = "stl"
-    description = "single-task learning: a network of its own for each task"
-    Settings = NoSettings
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: NoSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

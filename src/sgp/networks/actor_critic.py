@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sgp.networks.shape import refuse_other_shapes
+
 
 @dataclass(frozen=True)
 class TrunkShape:
@@ -95,3 +97,23 @@ def _initialise(layer: nn.Module, gain: float) -> None:
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
+
+
+def build_atari(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+    """Build the paper's agent for Atari."""
+    return _build("actor-critic", ATARI, inputs, heads)
+
+
+def build_small_atari(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+    """Build an agent for Atari that is ten times smaller."""
+    return _build("small-actor-critic", SMALL_ATARI, inputs, heads)
+
+
+def build_minatar(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+    """Build an agent for MinAtar."""
+    return _build("minatar-actor-critic", MINATAR, inputs, heads)
+
+
+def _build(name: str, shape: TrunkShape, inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+    refuse_other_shapes(name, inputs, [shape.inputs])
+    return ActorCritic(heads, shape)

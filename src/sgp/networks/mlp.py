@@ -1,5 +1,6 @@
 """A multilayer perceptron."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -33,3 +34,8 @@ class MLP(nn.Module):
             x = layer(x).relu()
         logits: Tensor = self.heads(x, task)
         return logits
+
+
+def build_mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:
+    """Build a perceptron with two hidden layers of 100 for inputs of any shape."""
+    return MLP((math.prod(inputs), 100, 100), heads, bias=bias)

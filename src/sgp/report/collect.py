@@ -13,7 +13,7 @@ from torch import Tensor
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.experiments.config import AnyConfig, GameConfig, as_command
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
-from sgp.experiments.summary import accuracy_matrix, seconds_by_phase
+from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.report.words import clean
 
 # Settings that differ between runs of one experiment: what its mean is over, and what changes the last bits at most.
@@ -71,7 +71,7 @@ class Run:
     @cached_property
     def accuracies(self) -> Tensor:
         """R of the metrics, in percent. [T, T]"""
-        return accuracy_matrix([task["accuracies"] for task in self.tasks])
+        return build_accuracy_matrix([task["accuracies"] for task in self.tasks])
 
     @property
     def acc(self) -> float:
@@ -84,7 +84,7 @@ class Run:
     @cached_property
     def seconds(self) -> float:
         """Wall time of the whole run."""
-        return sum(seconds_by_phase(self.events).values())
+        return sum(sum_seconds(self.events).values())
 
     @cached_property
     def extra_bytes(self) -> int:
@@ -167,7 +167,7 @@ def _read(path: Path) -> Run:
         RunError: it is not finished, or its folder cannot be read.
     """
     folder = RunFolder(path)
-    run = Run(path, folder.config(), folder.metrics())
+    run = Run(path, folder.read_config(), folder.read_events())
     total = len(run.tasks)
     if not run.events or run.events[-1]["event"] != "end" or not total:
         done = f"{total} task{'s' * (total != 1)} learned so far" if total else "no task learned yet"

@@ -1,0 +1,1 @@
+"""Settings and facts of each method. Nothing here imports torch, so the command line starts quickly."""

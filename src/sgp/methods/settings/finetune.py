@@ -1,0 +1,12 @@
+"""Settings and facts of finetune."""
+
+from __future__ import annotations
+
+from sgp.methods.facts import MethodFacts
+
+
+class FinetuneFacts(MethodFacts):
+    """Facts of :class:`sgp.methods.finetune.Finetune`."""
+
+    name = "finetune"
+    description = "plain training of one task after another: the floor"

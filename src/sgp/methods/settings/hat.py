@@ -1,0 +1,37 @@
+"""Settings and facts of hat."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sgp.methods.facts import MethodFacts
+from sgp.settings import Settings, setting
+
+
+@dataclass(frozen=True)
+class HATSettings(Settings):
+    """The masks of HAT."""
+
+    smax: float = setting(400.0, low=1)
+    """Slope of the masks at test and at the end of each epoch; each epoch begins at 1/smax."""
+    sparsity: float = setting(0.75, low=0)
+    """Weight c of the loss for units that no earlier task uses: larger leaves more for later tasks."""
+    test_masks: Literal["soft", "hard"] = "soft"
+    """What tests and gates use: sigmoid(smax e) as published, or that rounded to 0 and 1, which forgets nothing."""
+    embedding_limit: float = setting(6.0, above=0, high=math.inf)
+    """Embeddings are kept within plus and minus this."""
+    cosh_limit: float = setting(50.0, above=0, high=math.inf)
+    """What s e is cut at in the compensation of the embeddings' gradient."""
+    clip_norm: float = setting(10000.0, above=0, high=math.inf)
+    """Norm that the gradient of all parameters is cut to."""
+
+
+class HATFacts(MethodFacts):
+    """Facts of :class:`sgp.methods.hat.HAT`."""
+
+    name = "hat"
+    description = "hard attention: each task learns which units it uses, and these are closed to later tasks"
+    Settings = HATSettings
+    supervised_only = True
