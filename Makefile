@@ -48,7 +48,7 @@ clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is touched only after pip has finished, so an interrupted install is taken up again. Torch goes first and
+# A stamp is touched only after pip has finished, so an interrupted install is completed the next time. Torch goes first and
 # alone: constraints.txt holds the one version that was tested, and without it pip would take whatever is newest.
 .venv/.core: pyproject.toml constraints.txt
 	@echo "Installing into .venv; the first time this takes a few minutes."

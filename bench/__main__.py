@@ -20,14 +20,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import epoch, methods, peak, rl, small, steps, texts, update
+from bench import epoch, methods, peak, resnet18, rl, small, steps, texts, update, wide
 from bench.row import Row, as_ratio
 
-MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "rl", "small", "texts", "update", "peak")
+MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "resnet18", "rl", "small", "texts", "update", "wide", "peak")
 
 
 def cpu() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -50,13 +50,13 @@ def machine() -> dict[str, object]:
 
 
 def table(rows: list[Row], where: dict[str, object]) -> Table:
-    """The rows within 80 columns."""
+    """Build a table of the rows that fits in 80 columns."""
     day = str(where["date"])[:10]
     view = Table(
         title="Side by side: plain, with sgp, and as published",
         caption=f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {day}, "
         f"load before: {where['load']}\n"
-        "Ratios are medians over rounds taken in turns. Steps are divided by the plain\n"
+        "Ratios are medians over interleaved rounds. Steps are divided by the plain\n"
         "step, those of methods by GPM's, epochs and updates by the published ones,\n"
         "peaks by the first peak.",
         caption_justify="left",
@@ -110,10 +110,12 @@ def main() -> None:
         "epoch": ("epoch", lambda: [epoch.row(rounds=1 if quick else 5)]),
         "methods": ("steps of all methods", lambda: methods.rows(rounds=2 if quick else 7)),
         "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
+        "resnet18": ("ResNet-18 step", lambda: [resnet18.row(rounds=3 if quick else 15)]),
         "rl": ("PPO on Atari", lambda: rl.rows(rounds=1 if quick else 3)),
         "small": ("steps of small networks", lambda: small.rows(rounds=20 if quick else 200)),
         "texts": ("MiniLM steps", lambda: texts.rows(rounds=1 if quick else 5)),
         "update": ("memory update", lambda: update.rows(rounds=1 if quick else 3)),
+        "wide": ("updates of wide layers", lambda: wide.rows(rounds=1 if quick else 3)),
         "peak": ("peak memory", lambda: peak.rows(processes=1 if quick else 3)),
     }
     kept: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ def rows(*, rounds: int) -> list[Row]:
     """Seconds per step of each method; the ratio is to GPM's."""
     torch.manual_seed(0)
     # Of all training on one GPU, whatever it consists of.
-    published = paper.table("time", BENCHMARK)
+    published = paper.times(BENCHMARK)
     tasks = [_task(head) for head in range(LEARNED + 1)]
     stream = Stream([task.name for task in tasks[:LEARNED]], (3, 32, 32), CLASSES, tasks.__getitem__)
     learners = {method: learned(_config(method), stream) for method in METHODS}
@@ -82,7 +82,7 @@ def _config(method: str) -> Config:
 
 
 def learned(config: Config, stream: Stream) -> SupervisedTrainer:
-    """A method that has learned some tasks."""
+    """Create a method that has learned some tasks."""
     with tempfile.TemporaryDirectory() as place:
         learner = SupervisedTrainer(config, stream, RunFolder(Path(place)))
         learner.run()
@@ -90,11 +90,11 @@ def learned(config: Config, stream: Stream) -> SupervisedTrainer:
 
 
 def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], object]:
-    """Some steps of a task that has begun, as the loop takes them."""
+    """Take some steps of a task, as the training loop does."""
     method, network, training = learner.method, learner.network, learner.config.trainer
     batches, moment = batches_of(task, training.batch), Moment(epoch=1, share_of_epoch=0.5, share_of_task=0.5)
-    method.begin(task.head, [(task.train.inputs, task.train.labels)])
-    optimizer = method.optimizer(OPTIMIZERS[training.optimizer], training.lr)
+    method.begin_task(task.head, [(task.train.inputs, task.train.labels)])
+    optimizer = method.build_optimizer(OPTIMIZERS[training.optimizer], training.lr)
     method.attach(optimizer)
     network.train()
 
@@ -106,7 +106,7 @@ def stepper(learner: SupervisedTrainer, task: Task, count: int) -> Callable[[], 
 
 
 def batches_of(task: Task, size: int) -> list[Batch]:
-    """A task's training examples."""
+    """Return a task's training examples."""
     inputs, labels = task.train.inputs, task.train.labels
     if inputs.dim() == 4:
         inputs = inputs.contiguous(memory_format=torch.channels_last)

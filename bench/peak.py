@@ -63,7 +63,7 @@ def peak(samples: int) -> int:
 
 
 def _forget_the_peak() -> int:
-    """The resident bytes now; on Linux the peak that the kernel keeps starts again from here."""
+    """Return the resident bytes; on Linux, also reset the peak that the kernel records."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -86,7 +86,7 @@ def _status(key: str) -> int:
 
 
 def rows(base: int = 512, processes: int = 3) -> list[Row]:
-    """The peak at 1, 4 and 16 times the samples; the ratio is to the first.
+    """Measure the peak at 1, 4 and 16 times the samples, as ratios to the first.
 
     Beside it stand the bytes of the matrices R that the published procedure holds before its first SVD.
     """

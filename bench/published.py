@@ -1,4 +1,4 @@
-"""What the published code does, in our own words: the slow forms that the measurements compare with.
+"""The published code's updates and steps, rewritten here: the slow forms that measurements compare with.
 
 Representations are [d, n] with one input per column, as there. Convolutions have theirs in float64 and
 linear layers in float32, because that is what the published patch loop and activations give.
@@ -25,7 +25,7 @@ class Memory:
 
 
 def first_update(R: Array, threshold: float, alpha: float) -> Memory:
-    """The memory after task 1: one SVD, and a rank that is one short of Eq. 1. R: [d, n]."""
+    """Return the memory after task 1: one SVD, and a rank one below that of Eq. 1. R: [d, n]."""
     U, S, _ = np.linalg.svd(R, full_matrices=False)
     share = np.cumsum(S**2) / np.sum(S**2)
     r = int(np.sum(share < threshold))
@@ -33,7 +33,7 @@ def first_update(R: Array, threshold: float, alpha: float) -> Memory:
 
 
 def next_update(memory: Memory, R: Array, threshold: float, alpha: float) -> Memory:
-    """The memory after a later task: three SVDs. R: [d, n]."""
+    """Return the memory after a later task: three SVDs. R: [d, n]."""
     M, k = memory.basis, memory.basis.shape[1]
     # The first SVD is there for the total energy alone.
     _, S, _ = np.linalg.svd(R, full_matrices=False)
@@ -67,7 +67,7 @@ def _importance(sigma: Array, alpha: float) -> Array:
 
 
 def projector(basis: Tensor, importance: Tensor) -> Tensor:
-    """The dense P = M diag(lambda) M^T that is made once a task. basis: [d, k], importance: [k] -> [d, d]."""
+    """Compute the dense P = M diag(lambda) M^T, once per task. basis: [d, k], importance: [k] -> [d, d]."""
     return basis @ torch.diag(importance) @ basis.T
 
 

@@ -27,6 +27,7 @@ from sgp.benchmarks.settings.split_cifar100 import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.collect import collect_inputs
+from sgp.projection.gram import GramPath
 from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Subspace
 
@@ -44,12 +45,12 @@ TABLE_THRESHOLDS = (0.90, 0.95, 0.97, 0.99)
 
 
 def threshold(task: int) -> float:
-    """The paper raises it a little with each task."""
+    """Return the threshold of a task, which the paper raises with each task."""
     return 0.97 + 0.003 * task
 
 
 def train(model: AlexNet, memory: sgp.GradientMemory, data: Task, index: int, epochs: int, seed: int) -> None:
-    """The published loop for one task: plain SGD, and at the end the weights of the best validation loss."""
+    """Train one task as published: plain SGD, ending with the weights of the best validation loss."""
     # Seeded by task, so that a run that was stopped between tasks goes on as if it had not been.
     torch.manual_seed(1000 * seed + index)
     order = torch.Generator().manual_seed(1000 * seed + index)
@@ -102,7 +103,11 @@ def samples_and_threshold(model: AlexNet, images: Tensor, seed: int) -> list[dic
     batches = shuffled(images, seed)
     statistics = {
         count: collect_inputs(
-            model, batches, layers, samples=dict.fromkeys(names, count), precise=dict.fromkeys(names, False)
+            model,
+            batches,
+            layers,
+            samples=dict.fromkeys(names, count),
+            paths=dict.fromkeys(names, GramPath(threshold=max(TABLE_THRESHOLDS))),
         )
         for count in TABLE_SAMPLES
     }
@@ -137,7 +142,7 @@ def ranks(memory: sgp.GradientMemory) -> dict[str, int]:
 
 
 def importances(memory: sgp.GradientMemory) -> dict[str, dict[str, float]]:
-    """Of each layer: how many bases are fully blocked, and the free capacity."""
+    """Return how many bases of each layer are fully blocked, and its free capacity."""
     return {name: {"blocked": s.blocked, "free": round(s.free, 4)} for name, s in memory.subspaces.items()}
 
 
@@ -183,7 +188,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         model.load_state_dict(saved["model"])
         memory.load_state_dict(saved["memory"])
 
-    stream = split_cifar100.stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
+    stream = split_cifar100.load_stream(SplitCIFAR100(tasks=arguments.tasks), arguments.data, arguments.seed)
     data = [stream[index] for index in range(len(stream))]
     for index in range(len(report["tasks"]), arguments.tasks):
         train(model, memory, data[index], index, arguments.epochs, arguments.seed)

@@ -1,7 +1,7 @@
-"""What committed runs say, made from their folders.
+"""Write the tables of the documentation from the folders of committed runs: ``python -m bench.results``.
 
-``python -m bench.results`` writes results/README.md, the figures of each method on its page in docs/methods, and how
-methods compare on a pretrained encoder in docs/fine-tune.md.
+It fills results/README.md, the tables of each method on its page in docs/methods, and the comparison of methods on a
+pretrained encoder in docs/fine-tune.md.
 """
 
 import json
@@ -20,6 +20,9 @@ from sgp.experiments.folder import RunFolder
 from sgp.experiments.game_summary import GameSummary, read_game_summary
 from sgp.experiments.summary import Summary, read_summary
 from sgp.methods import METHODS
+from sgp.report.collect import collect_runs
+from sgp.report.groups import group_runs
+from sgp.report.tables import Table, make_paper_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -37,21 +40,25 @@ TITLES = {
     "minatar": "MinAtar",
     "atari": "Atari",
 }
-# Columns of the large table, and those of the small one on a method's page; games have others.
-WHICH = ("method", "preset", "recipe", "settings", "seeds")
-COLUMNS = ("tasks", "epochs", "ACC (%)", "BWT (%)", "capacity (%)", "kept (MB)", "time", "paper: ACC, BWT")
-FEW = ("benchmark", "preset", "recipe", "settings", "tasks", "epochs", "runs", "ACC (%)", "BWT (%)", "kept (MB)")
+# Columns of the table that leads a benchmark, and of the folded table of all experiments; games have others.
+BEST = ("method", "ACC (%)", "BWT (%)", "seeds", "paper: ACC, BWT", "tasks", "epochs", "settings")
+BEST_OF_GAMES = ("method", "accumulated", "seeds", "games", "steps a game", "settings")
+COLUMNS = (
+    *("method", "settings", "seeds", "tasks", "epochs", "ACC (%)", "BWT (%)"),
+    *("capacity (%)", "stored (MB)", "time"),
+)
+FEW = ("benchmark", "settings", "tasks", "epochs", "runs", "ACC (%)", "BWT (%)", "stored (MB)")
 OF_PAPER = ("benchmark", "ACC (%)", "BWT (%)", "capacity (%)")
-OF_TEXTS = ("method", "settings", "runs", "ACC (%)", "BWT (%)", "kept (MB)", "time of a step")
-FEW_OF_GAMES = ("benchmark", "games", "steps a game", "runs", "accumulated", "kept (MB)")
-# What has a column of its own, or changes no number.
-OWN_COLUMNS = ("--method", "--preset", "--recipe", "--seed", "--tasks", "--epochs", "--threads", "--steps", "--games")
+OF_TEXTS = ("method", "settings", "runs", "ACC (%)", "BWT (%)", "stored (MB)", "time of a step")
+FEW_OF_GAMES = ("benchmark", "games", "steps a game", "runs", "accumulated", "stored (MB)")
+# Options that have a column of their own, or change no number.
+OWN_COLUMNS = ("--method", "--seed", "--tasks", "--epochs", "--threads", "--steps", "--games")
 
 Run = tuple[Path, Summary | GameSummary]
 
 
-def runs() -> list[Run]:
-    """Every committed run that has finished."""
+def read_runs() -> list[Run]:
+    """Return every committed run that is finished."""
     folders = [RunFolder(path) for path in sorted((RESULTS / "runs").glob("*"))]
     found: list[Run] = [
         (each.path, read_game_summary(each) if isinstance(each.read_config(), GameConfig) else read_summary(each))
@@ -60,53 +67,95 @@ def runs() -> list[Run]:
     return [(path, summary) for path, summary in found if summary.finished]
 
 
-def grouped() -> dict[str, list[list[Run]]]:
-    """Runs that differ in their seed alone together, by benchmark, in the order in which they are shown."""
+def group_by_experiment() -> dict[str, list[list[Run]]]:
+    """Return groups of runs that differ only in their seed, by benchmark, in the order in which they are shown."""
     groups: dict[str, list[Run]] = {}
-    for path, summary in sorted(runs(), key=lambda run: run[1].config.seed):
+    for path, summary in sorted(read_runs(), key=lambda run: run[1].config.seed):
         groups.setdefault(as_command(replace(summary.config, seed=0)), []).append((path, summary))
     return {
-        benchmark: sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_order)
+        benchmark: sorted((g for g in groups.values() if g[0][1].config.benchmark == benchmark), key=_get_sort_key)
         for benchmark in TITLES
     }
 
 
-def tables(groups: Mapping[str, list[list[Run]]]) -> str:
-    """Markdown: one table per benchmark, and the commands of its runs."""
+def make_page(groups: Mapping[str, list[list[Run]]]) -> str:
+    """Return the tables of results/README.md: of each benchmark the best of each method, then what is behind it."""
     lines: list[str] = []
+    reported = group_runs(collect_runs([RESULTS / "runs"]).runs)
     for benchmark, own in groups.items():
-        if own:
-            columns = (*WHICH, *_columns(own))
-            lines += [f"### {TITLES[benchmark]}", "", *_table(columns, [_row(group) for group in own]), ""]
-            lines += ["```sh", *map(_command, own), "```", ""]
-    return "\n".join([*lines, *_speeds()])
+        if not own:
+            continue
+        is_game = isinstance(own[0][0][1], GameSummary)
+        best = [_make_row(group) for group in _choose_best(own)]
+        lines += [f"### {TITLES[benchmark]}", "", *_format_table(BEST_OF_GAMES if is_game else BEST, best), ""]
+        table = make_paper_table(benchmark, [each for each in reported if each.benchmark == benchmark])
+        if table is not None:
+            lines += _fold(f"{table.title}, row by row", [*_format_report_table(table), "", table.note])
+        columns = _list_game_columns(own) if is_game else _list_columns(own)
+        every = _format_table(columns, [_make_row(group) for group in own])
+        commands = ["```sh", *map(_format_command, own), "```"]
+        lines += _fold(f"All {len(own)} experiments and their commands", [*every, "", *commands])
+    return "\n".join([*lines, *_format_speeds()])
 
 
-def figures(groups: Mapping[str, list[list[Run]]], method: str) -> str:
-    """Markdown: what one method has reached, in the paper and here."""
+def _choose_best(groups: list[list[Run]]) -> list[list[Run]]:
+    """Return the best group of each method among its groups with the most tasks, longest streams and best ACC first."""
+
+    def rank(group: list[Run]) -> tuple[float, ...]:
+        return len(group[0][1].names), _compute_score(group)
+
+    methods = dict.fromkeys(group[0][1].config.method for group in groups)
+    best = [max((g for g in groups if g[0][1].config.method == method), key=rank) for method in methods]
+    return sorted(best, key=rank, reverse=True)
+
+
+def _compute_score(group: list[Run]) -> float:
+    """Return the mean ACC of a group, or its mean accumulated reward."""
+    if isinstance(group[0][1], Summary):
+        return mean(acc(summary.accuracies) for _, summary in group if isinstance(summary, Summary))
+    ends = [summary.learned[-1].accumulated for _, summary in group if isinstance(summary, GameSummary)]
+    return mean(end or 0.0 for end in ends)
+
+
+def _fold(summary: str, lines: Sequence[str]) -> list[str]:
+    """Return lines of Markdown that are shown when the summary is opened."""
+    return ['<details markdown="1">', f"<summary>{summary}</summary>", "", *lines, "", "</details>", ""]
+
+
+def _format_report_table(table: Table) -> list[str]:
+    columns = [column.title for column in table.columns]
+    rows = [
+        [f"{cell.text}: {cell.note}" if cell.note else cell.text for cell in row]  # a note says what a run lacks
+        for row in table.rows
+    ]
+    return _format_table(columns, [dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def make_method_tables(groups: Mapping[str, list[list[Run]]], method: str) -> str:
+    """Return the tables of a method's page: the paper's numbers, and what was measured here."""
     own = [group for benchmark in groups.values() for group in benchmark if group[0][1].config.method == method]
-    published = [_of_paper(benchmark, method) for benchmark in groups if paper.numbers(benchmark, method)]
-    parts = ["In the paper:", "\n".join(_table(OF_PAPER, published))] if published else []
+    published = [_format_published(benchmark, method) for benchmark in groups if paper.numbers(benchmark, method)]
+    parts = ["In the paper:", "\n".join(_format_table(OF_PAPER, published))] if published else []
     parts += ["Measured here; runs and commands are in [results](../../results/README.md):"] if own else []
     for kind, columns in ((Summary, FEW), (GameSummary, FEW_OF_GAMES)):
-        rows = [_row(group) for group in own if isinstance(group[0][1], kind)]
-        parts += ["\n".join(_table(columns, rows))] if rows else []
+        rows = [_make_row(group) for group in own if isinstance(group[0][1], kind)]
+        parts += ["\n".join(_format_table(columns, rows))] if rows else []
     return "\n\n".join(parts)
 
 
-def comparison(groups: Mapping[str, list[list[Run]]]) -> str:
-    """Markdown: methods on a pretrained encoder, the best first; a step's time is against finetuning's."""
-    steps = {row["name"].removeprefix("MiniLM step, "): row["ratio"] for row in _measured()["rows"]} | {"finetune": 1.0}
+def make_comparison(groups: Mapping[str, list[list[Run]]]) -> str:
+    """Return the tables of methods on a pretrained encoder, the best first.
+
+    The time of a step is relative to that of finetuning.
+    """
+    measured = _read_measurements()["rows"]
+    steps = {row["name"].removeprefix("MiniLM step, "): row["ratio"] for row in measured} | {"finetune": 1.0}
     parts = []
     for benchmark in ("fivetext", "clinc150"):
-        own = sorted(groups[benchmark], key=_mean_acc, reverse=True)
-        rows = [_row(group) | {"time of a step": as_ratio(steps.get(_name_in_bench(group)))} for group in own]
-        parts += [f"**{TITLES[benchmark]}**", "\n".join(_table(OF_TEXTS, rows))] if rows else []
+        own = sorted(groups[benchmark], key=_compute_score, reverse=True)
+        rows = [_make_row(group) | {"time of a step": as_ratio(steps.get(_name_in_bench(group)))} for group in own]
+        parts += [f"**{TITLES[benchmark]}**", "\n".join(_format_table(OF_TEXTS, rows))] if rows else []
     return "\n\n".join(parts)
-
-
-def _mean_acc(group: list[Run]) -> float:
-    return mean(acc(summary.accuracies) for _, summary in group if isinstance(summary, Summary))
 
 
 def _name_in_bench(group: list[Run]) -> str:
@@ -115,15 +164,15 @@ def _name_in_bench(group: list[Run]) -> str:
     return config.method if every == 1 else f"{config.method}, project_every={every}"
 
 
-def _measured() -> dict[str, Any]:
-    """What ``make bench`` has measured."""
+def _read_measurements() -> dict[str, Any]:
+    """Return the measurements of ``make bench``."""
     measured: dict[str, Any] = json.loads((RESULTS / "bench.json").read_text(encoding="utf-8"))
     return measured
 
 
-def _speeds() -> list[str]:
-    """What ``make bench`` has measured, in a table."""
-    measured = _measured()
+def _format_speeds() -> list[str]:
+    """Return the measurements of ``make bench`` as a table."""
+    measured = _read_measurements()
     machine = f"{measured['cpu']}, {measured['threads']} threads, torch {measured['torch']}, {measured['date'][:10]}"
     ratios = {"ratio": "ratio", "published": "published_ratio", "goal": "goal"}
     rows = [
@@ -131,76 +180,77 @@ def _speeds() -> list[str]:
         | {column: as_ratio(row[key]) for column, key in ratios.items()}
         for row in measured["rows"]
     ]
-    caption = f"`make bench` on {machine}; medians over rounds taken in turns, all of them in [bench.json](bench.json)."
-    return ["### Speed and memory", "", *_table(("measured", "against", *ratios), rows), "", caption, ""]
+    caption = f"`make bench` on {machine}; medians over interleaved rounds, all of them in [bench.json](bench.json)."
+    return ["### Speed and memory", "", *_format_table(("measured", "against", *ratios), rows), "", caption, ""]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Lines of Markdown. A row has nothing to say in a column that it does not know."""
+def _format_table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return a table as lines of Markdown. A row is blank in a column that it does not have."""
     lines = [columns, ["---"] * len(columns), *([row.get(column, "") for column in columns] for row in rows)]
     return ["| " + " | ".join(map(str, cells)) + " |" for cells in lines]
 
 
-def _columns(groups: list[list[Run]]) -> tuple[str, ...]:
-    """After those that say which runs a row is of."""
-    games = [summary for group in groups for _, summary in group if isinstance(summary, GameSummary)]
-    if not games:
-        return COLUMNS
-    names = dict.fromkeys(name for summary in games for name in summary.names)
-    return "steps a game", *names, "accumulated", "kept (MB)", "time"
+def _list_columns(groups: list[list[Run]]) -> tuple[str, ...]:
+    """Return the columns of all experiments; capacity is one where a network grows."""
+    grows = any(summary.capacity != 100 for group in groups for _, summary in group if isinstance(summary, Summary))
+    return tuple(column for column in COLUMNS if grows or column != "capacity (%)")
 
 
-def _order(group: list[Run]) -> tuple[object, ...]:
+def _list_game_columns(groups: list[list[Run]]) -> tuple[str, ...]:
+    names = dict.fromkeys(name for group in groups for _, summary in group for name in summary.names)
+    return "method", "settings", "seeds", "steps a game", *names, "accumulated", "time"
+
+
+def _get_sort_key(group: list[Run]) -> tuple[object, ...]:
     summary = group[0][1]
     config = summary.config
     epochs = config.trainer.epochs
-    return (-len(summary.names), -epochs, config.preset, config.recipe, config.method, _settings(config))
+    return (-len(summary.names), -epochs, config.preset, config.recipe, config.method, _describe_settings(config))
 
 
-def _command(group: list[Run]) -> str:
-    """What gives the runs of a group, which differ in their seeds."""
+def _format_command(group: list[Run]) -> str:
+    """Return the command that makes the runs of a group, which differ in their seeds."""
     if len(group) == 1:
         return as_command(group[0][1].config)
     seeds = " ".join(str(summary.config.seed) for _, summary in group)
     return f"for seed in {seeds}; do {as_command(replace(group[0][1].config, seed=0))} --seed $seed; done"
 
 
-def _row(group: list[Run]) -> dict[str, object]:
-    """What runs that differ in their seeds say, by column."""
+def _make_row(group: list[Run]) -> dict[str, object]:
+    """Return the cells of runs that differ in their seeds, by column."""
     summaries = [summary for _, summary in group]
     config = summaries[0].config
     common = {
         "benchmark": TITLES[config.benchmark],
         "method": config.method,
-        "preset": config.preset,
-        "recipe": config.recipe,
-        "settings": _settings(config),
+        "settings": _describe_settings(config),
         "seeds": ", ".join(f"[{summary.config.seed}](runs/{path.name})" for path, summary in group),
         "runs": len(group),
-        "kept (MB)": f"{max(map(_kept, summaries)) / 1e6:.1f}",
+        "stored (MB)": f"{max(map(_count_stored_bytes, summaries)) / 1e6:.1f}",
         "time": span(mean(sum(summary.seconds.values()) for summary in summaries)),
     }
     images = [summary for summary in summaries if isinstance(summary, Summary)]
     games = [summary for summary in summaries if isinstance(summary, GameSummary)]
-    return common | (_of_games(games) if games else _of_tasks(images))
+    return common | (_summarize_games(games) if games else _summarize_tasks(images))
 
 
-def _of_tasks(summaries: list[Summary]) -> dict[str, object]:
+def _summarize_tasks(summaries: list[Summary]) -> dict[str, object]:
     config, matrices = summaries[0].config, [summary.accuracies for summary in summaries]
     at_once = METHODS[config.method].trains_jointly
-    published = _of_paper(config.benchmark, config.method)
+    published = _format_published(config.benchmark, config.method)
     theirs = [str(published[column]) for column in ("ACC (%)", "BWT (%)") if column in published]
     return {
         "tasks": len(summaries[0].names),
         "epochs": config.trainer.epochs,
-        "ACC (%)": _spread([acc(matrix) for matrix in matrices]),
-        "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _spread([bwt(matrix) for matrix in matrices]),
+        "ACC (%)": _format_spread([acc(matrix) for matrix in matrices]),
+        "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _format_spread([bwt(matrix) for matrix in matrices]),
         "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
-        "paper: ACC, BWT": ", ".join(theirs),
+        # Kept on one line where a column is narrow.
+        "paper: ACC, BWT": ", ".join(theirs).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"),
     }
 
 
-def _of_paper(benchmark: str, method: str) -> dict[str, object]:
+def _format_published(benchmark: str, method: str) -> dict[str, object]:
     numbers = paper.numbers(benchmark, method)
     found: dict[str, object] = {"benchmark": TITLES[benchmark]}
     if "acc" in numbers:
@@ -212,8 +262,8 @@ def _of_paper(benchmark: str, method: str) -> dict[str, object]:
     return found
 
 
-def _of_games(summaries: list[GameSummary]) -> dict[str, object]:
-    """Each game's cell is its score when it was learned, and after all."""
+def _summarize_games(summaries: list[GameSummary]) -> dict[str, object]:
+    """Return the cells of games: the score of each when it was learned, and after all games."""
     cells: dict[str, object] = {}
     for position, game in enumerate(summaries[0].names):
         then = mean(summary.learned[position].scores[position] for summary in summaries)
@@ -224,41 +274,41 @@ def _of_games(summaries: list[GameSummary]) -> dict[str, object]:
     return cells | {
         "games": len(summaries[0].names),
         "steps a game": f"{summaries[0].config.trainer.steps:,}",
-        "accumulated": _spread(known) if len(known) == len(ends) else "",
+        "accumulated": _format_spread(known) if len(known) == len(ends) else "",
     }
 
 
-def _settings(config: AnyConfig) -> str:
-    """What else the command of a run says."""
+def _describe_settings(config: AnyConfig) -> str:
+    """Return the options of a run's command that have no column of their own."""
     options = as_command(config).split(" --")[1:]
     return ", ".join(option for option in options if f"--{option.split(maxsplit=1)[0]}" not in OWN_COLUMNS)
 
 
-def _spread(values: Sequence[float]) -> str:
-    """The mean, and where there are several the standard deviation over them."""
+def _format_spread(values: Sequence[float]) -> str:
+    """Return the mean of values as text, and of several values the standard deviation."""
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def _kept(summary: Summary | GameSummary) -> int:
-    """Bytes held beside the network, at the most."""
+def _count_stored_bytes(summary: Summary | GameSummary) -> int:
+    """Return the number of bytes that are stored beside the network."""
     return sum(count for use, count in summary.bytes.items() if use != "network")
 
 
-def pages() -> dict[Path, str]:
-    """Every page with its tables made anew; what people wrote around them stays."""
-    groups = grouped()
+def make_pages() -> dict[Path, str]:
+    """Return every page with new tables, and unchanged text around them."""
+    groups = group_by_experiment()
     methods = [path for path in PAGES.glob("*.md") if path.stem != "index"]
-    made = {PAGE: tables(groups), FINE_TUNE: comparison(groups)}
-    made |= {path: figures(groups, path.stem) for path in methods}
-    return {path: _filled(path.read_text(encoding="utf-8"), made[path]) for path in made}
+    made = {PAGE: make_page(groups), FINE_TUNE: make_comparison(groups)}
+    made |= {path: make_method_tables(groups, path.stem) for path in methods}
+    return {path: _fill(path.read_text(encoding="utf-8"), made[path]) for path in made}
 
 
-def _filled(old: str, tables: str) -> str:
+def _fill(old: str, tables: str) -> str:
     before, _, rest = old.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{tables.rstrip()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    for path, text in make_pages().items():
         path.write_text(text, encoding="utf-8")

@@ -85,10 +85,10 @@ class _Measured:
         self.seconds.clear()
 
     def _timed_games(self) -> Any:
-        """The environment, whose own time is kept apart."""
+        """Wrap the environment to measure its own time separately."""
         config = self.learner.config
         env = self.learner.stream.games[0].make(config.trainer.envs, config.threads)
-        play = env.play
+        play = env.play_step
 
         def timed(actions: Any) -> Any:
             start = time.perf_counter()
@@ -96,7 +96,7 @@ class _Measured:
             self.seconds["env"] += time.perf_counter() - start
             return played
 
-        env.play = timed  # type: ignore[method-assign]
+        env.play_step = timed  # type: ignore[method-assign]
         return env
 
     def update(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured, three ways, and how the ratio stands to its goal.
+    """Measured amounts, their ratio and its goal.
 
     Attributes:
         name: what was measured.
@@ -16,7 +16,7 @@ class Row:
         published_ratio: published / against.
         goal: what the ratio should not exceed; None where nothing was promised.
         note: a line below the table.
-        detail: what else a reader of the JSON wants to know: ranks, roads, every round.
+        detail: what else a reader of the JSON wants to know: ranks, modes, every round.
     """
 
     name: str

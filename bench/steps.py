@@ -24,7 +24,7 @@ PPO_RANKS = {"trunk.conv1": 100, "trunk.conv2": 200, "trunk.conv3": 250, "trunk.
 
 
 def alexnet_ranks() -> dict[str, int]:
-    """The ranks that the memory really has after the last task that bench.ranks trained."""
+    """Return the ranks of the memory after the last task that bench.ranks trained."""
     if not RANKS_FILE.exists():
         return ALEXNET_RANKS
     ranks: dict[str, int] = json.loads(RANKS_FILE.read_text())["tasks"][-1]["ranks"]
@@ -32,7 +32,7 @@ def alexnet_ranks() -> dict[str, int]:
 
 
 def random_subspace(dimension: int, rank: int, seed: int) -> Subspace:
-    """A subspace of one group with random orthonormal bases and importances from 1 down to 0.2."""
+    """Create a subspace of one group with random orthonormal bases and importances from 1 down to 0.2."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(dimension, rank, generator=generator)).Q
     return Subspace(basis.unsqueeze(0).contiguous(), torch.linspace(1, 0.2, rank).unsqueeze(0), torch.tensor([rank]))
@@ -80,7 +80,7 @@ def alexnet_row(*, rounds: int, batch: int = 64) -> Row:
 
 
 def ppo_row(*, rounds: int, batch: int = 250) -> Row:
-    """The paper's agent, a loss like PPO's, Adam."""
+    """Return the paper's agent with a loss like PPO's and Adam."""
     torch.manual_seed(0)
     plain = ActorCritic()
     frames = torch.randint(0, 256, (batch, 4, 84, 84)).float()

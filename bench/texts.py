@@ -18,7 +18,7 @@ from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
 from sgp.benchmarks.settings.texts import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.benchmarks.texts import clinc150, fivetext
+from sgp.benchmarks.texts import load_clinc150, load_fivetext
 from sgp.experiments.config import Config, configure
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.methods.gpm import GPM
@@ -37,7 +37,7 @@ def rows(*, rounds: int) -> list[Row]:
     if not all(map(find_spec, NEEDED)):
         return []
     try:
-        stream, domains = fivetext(FiveText(), None, seed=0), clinc150(CLINC150(), None, seed=0)
+        stream, domains = load_fivetext(FiveText(), None, seed=0), load_clinc150(CLINC150(), None, seed=0)
     except MissingData:
         return []
     task = stream[LEARNED]
@@ -80,7 +80,7 @@ def _config(method: str, benchmark: str = "fivetext") -> Config:
 
 
 def _before(stream: Stream, method: str) -> Stream:
-    """The tasks that a method learns first, with enough texts for a memory and hardly any to be tested on."""
+    """Return the first tasks of a method, with enough texts for a memory and few to be tested on."""
     learned, texts = (LEARNED, TEXTS) if method.startswith(("gpm", "sgp")) else (1, 64)
 
     def make(position: int) -> Task:
@@ -91,12 +91,12 @@ def _before(stream: Stream, method: str) -> Stream:
 
 
 def _shuffled(examples: Examples) -> Examples:
-    """The file of CLINC150 has one intent after another."""
+    """Shuffle the texts: the file of CLINC150 lists one intent after another."""
     return examples[torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))]
 
 
 def _update(learner: SupervisedTrainer, task: Task, rounds: int, benchmark: str) -> list[Row]:
-    """What the memory takes to take a task in, as a run does it, against the forward passes of an epoch of it.
+    """Measure an update of the memory as a run does it, against the forward passes of an epoch.
 
     Those are measured as training makes them, with dropout and with what a backward pass needs kept, and as an
     evaluation makes them, which is cheaper.
@@ -140,13 +140,13 @@ def _update(learner: SupervisedTrainer, task: Task, rounds: int, benchmark: str)
 
 
 def _flops(learner: SupervisedTrainer, task: Task) -> dict[str, float]:
-    """Of a mean step: of its products with weights, and of the projection that a memory adds to it."""
+    """Count the operations of a mean step: of its products with weights, and of the projection."""
     method, network = learner.method, learner.network
     if not isinstance(method, GPM):
         return {}
-    guards = method.memory.capacity().layers
+    layers = method.memory.capacity().layers
     tokens = float((task.train.inputs != 0).sum()) / len(task.train) * learner.config.trainer.batch
-    linear = [layer.layer for layer in guards if "embeddings" not in layer.layer]
+    linear = [layer.layer for layer in layers if "embeddings" not in layer.layer]
     products = {name: network.get_parameter(f"{name}.weight").numel() for name in linear}
     projection = sum(4.0 * size * method.memory.subspaces[name].width for name, size in products.items())
     return {"step": 6.0 * tokens * sum(products.values()), "projection": projection}

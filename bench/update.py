@@ -42,7 +42,7 @@ def representations(seed: int = 0) -> list[dict[str, Tensor]]:
 
 
 def update(old: Mapping[str, Subspace], rows: Mapping[str, Tensor], threshold: float) -> dict[str, Subspace]:
-    """The subspaces of all layers after one more task."""
+    """Return the subspaces of all layers after one more task."""
     grown = {}
     for name, layer in rows.items():
         statistic = InputGram(1, layer.shape[1])
@@ -52,7 +52,7 @@ def update(old: Mapping[str, Subspace], rows: Mapping[str, Tensor], threshold: f
 
 
 def rows(*, rounds: int = 3) -> list[Row]:
-    """The first task's update (published: one SVD a layer) and the second's (published: three)."""
+    """Measure the first task's update (published: one SVD per layer) and the second task's (published: three)."""
     tasks = representations()
     columns = [
         {

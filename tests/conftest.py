@@ -1,4 +1,4 @@
-"""For all tests: no property fails by the clock, since a busy machine proves nothing, and nothing stays registered."""
+"""Fixtures of all tests: Hypothesis without deadlines, which a busy machine would miss, and registries as before."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ hypothesis.settings.load_profile("no clock")
 
 @pytest.fixture(autouse=True)
 def _registries_as_before() -> Iterator[None]:
-    """What a test registers, by a file that it imports for instance, is gone after it."""
+    """Remove what a test registers, for instance by a file that it imports."""
     kept = [(registry, dict(registry._known)) for registry in (BENCHMARKS, METHODS, NETWORKS)]
     yield
     for registry, known in kept:

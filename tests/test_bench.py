@@ -1,4 +1,4 @@
-"""What is measured again takes the place of what was."""
+"""New measurements replace the old ones."""
 
 from bench.__main__ import merged
 

@@ -24,7 +24,7 @@ FILE = re.compile(r"^```python title=\"(.+?)\"\n(.*?)^```$", flags=re.MULTILINE 
 
 @pytest.fixture
 def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that torchrun gives to a single process."""
+    """Set the environment that torchrun gives to a single process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,7 +76,7 @@ def test_the_diff_in_the_readme_runs_and_its_context_runs_without_it() -> None:
 
 @pytest.mark.slow
 def test_the_files_of_a_benchmark_and_a_method_of_ones_own_run_by_the_commands_beside_them(tmp_path: Path) -> None:
-    for module in ("tyro", "yaml"):
+    for module in ("yaml",):
         pytest.importorskip(module, reason="the command needs it; of the extra 'benchmarks'")
     text = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     for name, content in FILE.findall(text):

@@ -11,11 +11,11 @@ from rich.console import Console
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
-from sgp.demo import Demo, Outcome, run
+from sgp.demo import DemoSettings, Outcome, run_demo
 from sgp.experiments.config import as_command
 from sgp.experiments.folder import RunFolder
 
-SMALL = Demo(seeds=1, tasks=2, epochs=3)
+SMALL = DemoSettings(seeds=1, tasks=2, epochs=3)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes_and_output(place: Path) -> tuple[dict[str, list[Outcome]], str]:
     console = Console(record=True, width=200)
-    outcomes = run(console, replace(SMALL, out=place))
+    outcomes = run_demo(console, replace(SMALL, out=place))
     return outcomes, console.export_text()
 
 
@@ -75,7 +75,7 @@ def test_it_ends_with_a_page_of_all_runs(
 @pytest.mark.usefixtures("without_page")
 def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None:
     console = Console(record=True, width=200)
-    run(console, Demo(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
+    run_demo(console, DemoSettings(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
     *_, last = console.export_text().strip().splitlines()
     assert "a report needs matplotlib and Jinja2" in last
     assert str(tmp_path / "here" / "runs") in last
@@ -85,7 +85,7 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here-2").write_text("taken")
-    run(Console(quiet=True), Demo(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
+    run_demo(Console(quiet=True), DemoSettings(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
     assert list((tmp_path / "here").iterdir()) == []
     assert (tmp_path / "here-3" / "runs").is_dir()
 
@@ -112,7 +112,9 @@ def test_only_methods_with_a_memory_fill_one(
 
 @pytest.mark.usefixtures("without_page")
 def test_infinite_alpha_makes_sgp_gpm_exactly(tmp_path: Path) -> None:
-    outcomes = run(Console(quiet=True), Demo(seeds=1, tasks=2, epochs=1, alpha=math.inf, out=tmp_path / "here"))
+    outcomes = run_demo(
+        Console(quiet=True), DemoSettings(seeds=1, tasks=2, epochs=1, alpha=math.inf, out=tmp_path / "here")
+    )
     (gpm,), (sgp,) = outcomes["GPM"], outcomes["SGP"]
     assert (gpm.acc, gpm.bwt, gpm.free) == (sgp.acc, sgp.bwt, sgp.free)
 
@@ -122,7 +124,7 @@ def test_it_repeats_itself_and_leaves_threads_and_random_state_alone(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str], tmp_path: Path
 ) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    outcomes = run(Console(quiet=True), replace(SMALL, out=tmp_path / "here"))
+    outcomes = run_demo(Console(quiet=True), replace(SMALL, out=tmp_path / "here"))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
     for method, (outcome,) in outcomes_and_output[0].items():
@@ -146,4 +148,4 @@ def test_it_repeats_itself_and_leaves_threads_and_random_state_alone(
 def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, float]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=name):
-        Demo(**bad)  # type: ignore[arg-type]
+        DemoSettings(**bad)  # type: ignore[arg-type]

@@ -49,6 +49,20 @@ def test_speeds_in_the_docs_are_those_that_were_measured() -> None:
     assert not measured["quick"]
 
 
+def test_the_speeds_of_wide_layers_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "results/bench.json").read_text())["rows"]
+    rows = {row["name"]: row for row in measured if row["name"].startswith("Update of a layer")}
+    text = (ROOT / "docs/wide-layers.md").read_text()
+    row_of_table = r"^\| ([\d,]+), (\d\.\d), (first|second) \| (\w+) \| (\d\.\d\d) \| [\d.]* \| (\d+)\b"
+    table = re.findall(row_of_table, text, re.M)
+    assert len(table) == len(rows)
+    for width, exponent, task, path, ratio, bases in table:
+        number = 1 + (task == "second")
+        row = rows[f"Update of a layer of width {width.replace(',', '')}, exponent {exponent}, task {number}"]
+        assert (path, int(bases)) == (row["detail"]["path"], row["detail"]["bases"])
+        assert ratio == f"{row['ratio']:.2f}"
+
+
 def test_the_results_in_the_readme_are_those_of_the_committed_runs() -> None:
     def rows(path: str) -> list[list[float]]:
         """Return ACC, BWT, their deviations, megabytes and time of each row that has them all."""
@@ -89,7 +103,7 @@ def test_a_file_of_the_core_imports_only_files_above_it_in_the_table_of_the_arch
 
 def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
     text = (ROOT / "docs/works-with.md").read_text()
-    for evidence in re.findall(r"^\| .+ \| (?:tested|refused) \| (.*)\|$", text, re.M):
+    for evidence in re.findall(r"^\| .+ \| (?:tested|tested, emulated|refused) \| (.*)\|$", text, re.M):
         assert "test" in evidence, evidence
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert named
@@ -106,3 +120,14 @@ def test_links_between_pages_lead_somewhere() -> None:
             if anchor:
                 titles = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
                 assert anchor[1:] in {re.sub(r"[^a-z0-9 -]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+def test_the_repository_has_one_address_everywhere() -> None:
+    places = {
+        "CITATION.cff": r'^repository-code: "(.+)"$',
+        "pyproject.toml": r'^Repository = "(.+)"$',
+        "mkdocs.yml": r"^repo_url: (.+)$",
+    }
+    found = {name: re.findall(pattern, (ROOT / name).read_text(), re.M) for name, pattern in places.items()}
+    assert all(found.values())
+    assert len({address for addresses in found.values() for address in addresses}) == 1, found

@@ -14,10 +14,10 @@ from torch import nn
 
 import sgp.paper
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
-from sgp.experiments.config import Config, configure, is_whole
+from sgp.experiments.config import Config, configure
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, comparison, has_recipe, numbers, rows
+from sgp.paper import PRESETS, RECIPES, find_cells, has_recipe, rows
 from sgp.projection.update import find_limits, find_threshold
 
 OURS = (
@@ -44,39 +44,6 @@ INPUTS = {
     "fivetext": ((32,), [14, 2, 77, 2, 6]),
 }
 
-# Tables 1 and 2, whole, with what the text adds of SGP on Superclass. BWT is a fraction there.
-NUMBERS = {
-    ("split-cifar100", "multitask"): {"acc": 79.58, "acc_std": 0.54},
-    ("split-cifar100", "owm"): {"acc": 50.94, "acc_std": 0.60, "bwt": -0.30, "bwt_std": 0.01},
-    ("split-cifar100", "a-gem"): {"acc": 63.98, "acc_std": 1.22, "bwt": -0.15, "bwt_std": 0.02},
-    ("split-cifar100", "er"): {"acc": 71.73, "acc_std": 0.63, "bwt": -0.06, "bwt_std": 0.01},
-    ("split-cifar100", "ewc"): {"acc": 68.80, "acc_std": 0.88, "bwt": -0.02, "bwt_std": 0.01},
-    ("split-cifar100", "hat"): {"acc": 72.06, "acc_std": 0.50, "bwt": 0.00, "bwt_std": 0.00},
-    ("split-cifar100", "fs-dgpm"): {"acc": 74.33, "acc_std": 0.31, "bwt": -0.03, "bwt_std": 0.00},
-    ("split-cifar100", "trgp"): {"acc": 74.46, "acc_std": 0.32, "bwt": -0.01, "bwt_std": 0.00},
-    ("split-cifar100", "gpm"): {"acc": 72.48, "acc_std": 0.40, "bwt": 0.00, "bwt_std": 0.00},
-    ("split-cifar100", "sgp"): {"acc": 76.05, "acc_std": 0.43, "bwt": -0.01, "bwt_std": 0.00},
-    ("split-miniimagenet", "multitask"): {"acc": 69.46, "acc_std": 0.62},
-    ("split-miniimagenet", "a-gem"): {"acc": 57.24, "acc_std": 0.72, "bwt": -0.12, "bwt_std": 0.01},
-    ("split-miniimagenet", "er"): {"acc": 58.94, "acc_std": 0.85, "bwt": -0.07, "bwt_std": 0.01},
-    ("split-miniimagenet", "ewc"): {"acc": 52.01, "acc_std": 2.53, "bwt": -0.12, "bwt_std": 0.03},
-    ("split-miniimagenet", "hat"): {"acc": 59.78, "acc_std": 0.57, "bwt": -0.03, "bwt_std": 0.00},
-    ("split-miniimagenet", "trgp"): {"acc": 60.93, "acc_std": 0.94, "bwt": 0.00, "bwt_std": 0.00},
-    ("split-miniimagenet", "gpm"): {"acc": 60.41, "acc_std": 0.61, "bwt": 0.00, "bwt_std": 0.00},
-    ("split-miniimagenet", "sgp"): {"acc": 62.83, "acc_std": 0.33, "bwt": -0.01, "bwt_std": 0.01},
-    ("cifar100-superclass", "stl"): {"acc": 61.00, "capacity": 2000},
-    ("cifar100-superclass", "pnn"): {"acc": 50.76, "capacity": 271},
-    ("cifar100-superclass", "den"): {"acc": 51.10, "capacity": 191},
-    ("cifar100-superclass", "rcl"): {"acc": 51.99, "capacity": 184},
-    ("cifar100-superclass", "apd"): {"acc": 56.81, "capacity": 130},
-    ("cifar100-superclass", "ewc"): {"acc": 50.26, "capacity": 100},
-    ("cifar100-superclass", "fs-dgpm"): {"acc": 58.81, "capacity": 100},
-    ("cifar100-superclass", "trgp"): {"acc": 58.25, "capacity": 100},
-    ("cifar100-superclass", "gpm"): {"acc": 57.72, "capacity": 100},
-    ("cifar100-superclass", "sgp"): {"acc": 59.05, "acc_std": 0.50, "bwt": -0.015, "capacity": 100},
-}
-# Rows of methods that are here; the others may come.
-OF_REGISTERED = [row for row in NUMBERS if row[1] in METHODS]
 # Of Table 4.
 RATES = {
     ("split-cifar100", "multitask"): 0.05,
@@ -112,7 +79,7 @@ def every_config() -> list[tuple[str, str, str, str]]:
 
 def network_of(config: Config) -> nn.Module:
     kind = NETWORKS[config.network]
-    offered = {"statistics": config.statistics, "bias": config.network_bias}
+    offered = {"statistics": config.norm_statistics, "bias": config.network_bias}
     inputs, heads = INPUTS[config.benchmark]
     return kind.build(inputs, heads, **{name: value for name, value in offered.items() if name in kind.options})
 
@@ -120,12 +87,9 @@ def network_of(config: Config) -> nn.Module:
 @pytest.mark.parametrize(("folder", "entry"), FILES, ids=[f"{folder}/{entry.name}" for folder, entry in FILES])
 def test_a_file_says_only_what_is_understood(folder: str, entry: Any) -> None:
     content = yaml.safe_load(entry.read_text(encoding="utf-8"))
-    of_folder = {"rows": {"comparison", "numbers"}, "benchmarks": {"comparison"}}
-    assert set(content) <= {"settings", "presets", "recipes"} | of_folder.get(folder, set())
-    assert set(content.get("comparison", {})) <= {"preset" if folder == "rows" else "settings"}
+    assert set(content) <= {"settings", "presets", "recipes"}
     assert set(content.get("presets", {})) <= set(PRESETS) - {"paper"}
     assert set(content.get("recipes", {})) <= set(RECIPES) - {"paper"}
-    assert set(content.get("numbers", {})) <= {"acc", "acc_std", "bwt", "bwt_std", "capacity"}
     name = entry.name.removesuffix(".yaml")
     benchmarks = [name] if folder == "benchmarks" else [name.split(".")[0]] if folder == "rows" else OURS
     methods = [name] if folder == "methods" else [name.split(".")[1]] if folder == "rows" else OUR_METHODS
@@ -171,7 +135,7 @@ def test_what_a_row_says_of_the_paper_does_not_undo_a_preset_of_its_benchmark() 
 
 
 def test_there_is_a_row_for_every_benchmark_of_the_projections_and_for_every_number() -> None:
-    expected = {*itertools.product(OURS, ("gpm", "sgp")), *OF_REGISTERED}
+    expected = {*itertools.product(OURS, ("gpm", "sgp")), *((cell.benchmark, cell.method) for cell in find_cells())}
     assert expected <= set(rows())
     assert {method for _, method in rows()} <= set(METHODS)
 
@@ -295,8 +259,8 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
 
     assert changed("split-cifar100", "sgp", "reference") == {"validation_seed": 0}
     assert changed("split-cifar100", "gpm", "reference") == {}
-    assert changed("split-cifar100", "gpm", "corrected") == {"statistics": "stored", "lr": 0.05, "lr_min": 5e-5}
-    assert changed("split-cifar100", "sgp", "corrected") == {"statistics": "stored"}
+    assert changed("split-cifar100", "gpm", "corrected") == {"norm_statistics": "stored", "lr": 0.05, "lr_min": 5e-5}
+    assert changed("split-cifar100", "sgp", "corrected") == {"norm_statistics": "stored"}
     assert changed("cifar100-superclass", "sgp", "reference") == {"pixels": "scrambled", "validation_seed": 0}
     assert changed("cifar100-superclass", "sgp", "corrected") == {}
     assert changed("split-miniimagenet", "sgp", "reference") == {
@@ -305,7 +269,7 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
         "threshold_step": 0,
     }
     assert changed("five-datasets", "gpm", "reference") == {"fashion": "digits"}
-    assert changed("five-datasets", "gpm", "corrected") == {"statistics": "stored", "validation_seed": None}
+    assert changed("five-datasets", "gpm", "corrected") == {"norm_statistics": "stored", "validation_seed": None}
 
 
 @pytest.mark.parametrize(
@@ -315,8 +279,8 @@ def test_presets_are_told_apart_by_what_the_protocol_lists() -> None:
         (
             "split-cifar100",
             "sgp",
-            {"average": 0.99, "batch": 32, "epochs": 20, "lr": 0.1, "head_lr": 0.003, "old_share": 0.2}
-            | {"realign": True, "statistics": "mixed", "validation": 0.0},
+            {"average": 0.99, "batch": 32, "epochs": 20, "lr": 0.1, "head_lr": 0.003, "interpolation_weight": 0.2}
+            | {"realign": True, "norm_statistics": "mixed", "validation": 0.0},
         ),
         ("cifar100-superclass", "sgp", {"average": 0.98, "epochs": 10}),
     ],
@@ -329,74 +293,14 @@ def test_the_fast_recipe_is_a_cosine_and_a_mean_in_few_epochs(benchmark: str, me
 
 def test_what_a_row_adds_to_a_recipe_leaves_alone_what_a_preset_names() -> None:
     corrected = configure("split-cifar100", "sgp", preset="corrected", recipe="fast").flat()
-    assert (corrected["statistics"], corrected["realign"]) == ("stored", True)
+    assert (corrected["norm_statistics"], corrected["realign"]) == ("stored", True)
     # But a schedule is a schedule.
     assert configure("split-cifar100", "fs-dgpm", preset="reference", recipe="fast").flat()["epochs"] == 20
 
 
-@pytest.mark.parametrize(("benchmark", "method"), OF_REGISTERED)
-def test_numbers_are_those_of_tables_1_and_2(benchmark: str, method: str) -> None:
-    assert numbers(benchmark, method) == NUMBERS[benchmark, method]
-
-
-def test_no_row_has_a_number_that_the_tables_do_not_have() -> None:
-    assert {row for row in rows() if numbers(*row)} <= set(NUMBERS)
-
-
-@pytest.mark.parametrize(("benchmark", "method"), [row for row in OF_REGISTERED if row in RATES])
+@pytest.mark.parametrize(("benchmark", "method"), RATES)
 def test_learning_rates_are_those_of_table_4(benchmark: str, method: str) -> None:
     assert configure(benchmark, method).trainer.lr == RATES[benchmark, method]
-
-
-def test_what_the_paper_does_not_have_has_no_numbers() -> None:
-    assert numbers("digits", "sgp") == {}
-    assert numbers("someone's", "own") == {}
-
-
-# The preset under which each method's row is compared, where it is not `paper`.
-COMPARED_UNDER_REFERENCE = {
-    "split-cifar100": {"ewc", "hat", "fs-dgpm", "trgp"},
-    "cifar100-superclass": {"ewc", "fs-dgpm", "trgp", "gpm", "sgp"},
-    "split-miniimagenet": {"trgp"},
-}
-
-
-@pytest.mark.parametrize(("benchmark", "method"), NUMBERS)
-def test_every_row_of_the_tables_names_the_preset_under_which_it_is_compared(benchmark: str, method: str) -> None:
-    row = yaml.safe_load(ROOM.joinpath("rows", f"{benchmark}.{method}.yaml").read_text(encoding="utf-8"))
-    under = "reference" if method in COMPARED_UNDER_REFERENCE[benchmark] else "paper"
-    assert row["comparison"] == {"preset": under}
-    assert comparison(benchmark, method).preset == under
-
-
-def test_only_rows_with_numbers_of_the_paper_name_a_preset() -> None:
-    named = {
-        (benchmark, method)
-        for benchmark, method in rows()
-        if "comparison" in yaml.safe_load(ROOM.joinpath("rows", f"{benchmark}.{method}.yaml").read_text("utf-8"))
-    }
-    assert named == set(NUMBERS)
-    assert comparison("digits", "sgp") == sgp.paper.Comparison("paper", {})
-
-
-@pytest.mark.parametrize(("benchmark", "method"), NUMBERS)
-def test_a_row_can_be_run_as_it_is_compared(benchmark: str, method: str) -> None:
-    compared = comparison(benchmark, method)
-    config = configure(benchmark, method, compared.preset, **compared.settings)
-    flat = config.flat()
-    assert is_whole(config)
-    if benchmark == "cifar100-superclass":
-        assert (flat["pixels"], flat["validation_seed"]) == ("scrambled", 0)
-    if method == "fs-dgpm":
-        assert (flat["momentum"], flat["clip"]) == (0.9, 2)
-
-
-@pytest.mark.parametrize("setting", ["pixels", "validation_seed"])
-def test_runs_on_other_superclass_data_do_not_stand_beside_the_papers_numbers(setting: str) -> None:
-    settings = dict(comparison("cifar100-superclass", "den").settings)
-    assert is_whole(configure("cifar100-superclass", "den", **settings))
-    del settings[setting]
-    assert not is_whole(configure("cifar100-superclass", "den", **settings))
 
 
 @pytest.mark.parametrize("method", ["ewc", "hat"])

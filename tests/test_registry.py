@@ -1,4 +1,4 @@
-"""Things by name: ours, those that a script adds, and those that other packages bring."""
+"""Registries of objects by name, with entry points of other packages."""
 
 from importlib.metadata import EntryPoint
 
@@ -9,7 +9,7 @@ from sgp.registry import Registry, UnknownName
 
 
 class Entry:
-    """An entry point of another package, which notices when it is loaded."""
+    """An entry point of another package that records when it is loaded."""
 
     def __init__(self, name: str, thing: object) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class Entry:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Entry]]:
-    """What other packages have registered by group; every group that is asked for gets a list."""
+    """Return the entry points of other packages by group, and record the groups that are looked up."""
     groups: dict[str, list[Entry]] = {}
     monkeypatch.setattr(sgp.registry, "entry_points", lambda group: groups.setdefault(group, []))
     return groups
@@ -37,7 +37,7 @@ def fruit(asked: dict[str, list[Entry]]) -> Registry[object]:
     return registry
 
 
-def test_a_name_gives_its_thing_and_names_keep_their_order(fruit: Registry[object]) -> None:
+def test_a_name_returns_its_object_and_names_keep_their_order(fruit: Registry[object]) -> None:
     assert fruit["pear"] == "PEAR"
     assert list(fruit) == ["apple", "pear", "orange"]
     assert "pear" in fruit
@@ -45,12 +45,12 @@ def test_a_name_gives_its_thing_and_names_keep_their_order(fruit: Registry[objec
     assert 3 not in fruit
 
 
-def test_an_unknown_name_gets_the_nearest(fruit: Registry[object]) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_names(fruit: Registry[object]) -> None:
     with pytest.raises(UnknownName, match=r"^there is no fruit 'appel': did you mean apple\?$"):
         fruit["appel"]
 
 
-def test_without_a_near_name_all_are_told(fruit: Registry[object]) -> None:
+def test_without_a_near_name_all_names_are_listed(fruit: Registry[object]) -> None:
     with pytest.raises(UnknownName, match=r"^there is no fruit 'zzz'; there are apple, orange, pear$"):
         fruit["zzz"]
 
@@ -59,19 +59,19 @@ def test_an_unknown_name_is_a_value_error() -> None:
     assert issubclass(UnknownName, ValueError)
 
 
-def test_a_name_that_is_taken_is_refused(fruit: Registry[object]) -> None:
-    with pytest.raises(ValueError, match="the fruit 'apple' is there already"):
+def test_a_registered_name_is_refused(fruit: Registry[object]) -> None:
+    with pytest.raises(ValueError, match="the fruit 'apple' is already registered"):
         fruit.add("apple", "another")
     assert fruit["apple"] == "APPLE"
 
 
-def test_the_same_thing_may_be_added_twice(fruit: Registry[object]) -> None:
+def test_the_same_object_may_be_added_twice(fruit: Registry[object]) -> None:
     thing = fruit["apple"]
     fruit.add("apple", thing)
     assert fruit["apple"] is thing
 
 
-def test_other_packages_are_asked_when_a_name_is_first_wanted(asked: dict[str, list[Entry]]) -> None:
+def test_entry_points_are_loaded_at_the_first_lookup(asked: dict[str, list[Entry]]) -> None:
     entry = Entry("plum", "PLUM")
     registry: Registry[object] = Registry("fruit")
     asked["sgp.fruits"] = [entry]
@@ -84,13 +84,13 @@ def test_other_packages_are_asked_when_a_name_is_first_wanted(asked: dict[str, l
 
 
 @pytest.mark.parametrize("ask", [list, lambda registry: "plum" in registry], ids=["iterating", "membership"])
-def test_every_way_to_look_sees_other_packages(ask: object, asked: dict[str, list[Entry]]) -> None:
+def test_iteration_and_membership_include_entry_points(ask: object, asked: dict[str, list[Entry]]) -> None:
     asked["sgp.fruits"] = [Entry("plum", "PLUM")]
     registry: Registry[object] = Registry("fruit")
     assert ask(registry)  # type: ignore[operator]
 
 
-def test_another_package_cannot_replace_ours(asked: dict[str, list[Entry]]) -> None:
+def test_an_entry_point_cannot_replace_a_registered_name(asked: dict[str, list[Entry]]) -> None:
     intruder = Entry("apple", "something else")
     asked["sgp.fruits"] = [intruder]
     registry: Registry[object] = Registry("fruit")
@@ -99,7 +99,7 @@ def test_another_package_cannot_replace_ours(asked: dict[str, list[Entry]]) -> N
     assert intruder.loads == 0
 
 
-def test_a_package_that_cannot_be_loaded_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_fails_to_load_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken", "no_such_package:thing", "sgp.toys")
     monkeypatch.setattr(sgp.registry, "entry_points", lambda group: [broken] if group == "sgp.toys" else [])
     toys: Registry[int] = Registry("toy")
@@ -110,6 +110,6 @@ def test_a_package_that_cannot_be_loaded_hides_nothing_else(monkeypatch: pytest.
         toys["broken"]
 
 
-def test_a_name_in_capitals_is_near_to_its_own(fruit: Registry[object]) -> None:
+def test_nearest_names_ignore_case(fruit: Registry[object]) -> None:
     with pytest.raises(UnknownName, match="did you mean apple"):
         fruit["APPLE"]

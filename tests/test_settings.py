@@ -54,7 +54,7 @@ REFUSED = [
     ({"start": math.inf}, "start must be finite, got inf"),
     ({"units": -1}, "units must be at least 0, got -1"),
     ({"units": {"fc": 1, "conv": -1}}, "units must be at least 0, got -1"),
-    ({"limit": 1}, "limit must be at least 2 or none, got 1"),
+    ({"limit": 1}, "limit must be at least 2, got 1"),
     ({"kind": "c"}, "kind must be a or b, got 'c'"),
 ]
 

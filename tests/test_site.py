@@ -31,7 +31,7 @@ cli()
 
 
 class Page(HTMLParser):
-    """What a page loads and links to, and the places in it that can be linked to."""
+    """Links and loaded files of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_the_reference_has_no_leftovers_of_another_markup(site: Path) -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """The sources of the site, to break something in."""
+    """Copy the sources of the site, to break something in them."""
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("docs", "results", "src"):

@@ -1,4 +1,4 @@
-"""A memory as a file: going on from it, and every way in which it can be damaged."""
+"""Files of a memory: resuming from them, and damaged ones."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ OLD = Path(__file__).parent / "data" / "memory-format-1.safetensors"
 
 
 class Mixed(nn.Module):
-    """Every kind of mode: a convolution, a norm layer, a linear layer wider than the batch and a narrow one."""
+    """A convolution, a norm layer, and linear layers wider and narrower than the batch, for every projection mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Mixed(nn.Module):
         return self.out(self.wide(hidden).relu())
 
 
-def task(seed: int) -> list[tuple[Tensor, Tensor]]:
+def make_task(seed: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(3, 3, generator=generator)
     x = torch.einsum("nct,cd->ndt", torch.randn(6, 16, 3, 6, generator=generator).flatten(0, 1), mixing)
@@ -52,33 +52,33 @@ def train(model: nn.Module, optimizer: Optimizer, batches: list[tuple[Tensor, Te
         optimizer.step()
 
 
-def new_model() -> Mixed:
+def make_model() -> Mixed:
     torch.manual_seed(0)
     return Mixed()
 
 
-def new_memory(model: nn.Module) -> GradientMemory:
+def make_memory(model: nn.Module) -> GradientMemory:
     return GradientMemory(model, threshold=lambda i: 0.9 + 0.02 * i, alpha=5)
 
 
-def learned_memory(rest: str = "freeze") -> GradientMemory:
-    memory = GradientMemory(new_model(), threshold=0.9, alpha=5, rest=rest)  # type: ignore[arg-type]
-    memory.update(task(0))
+def make_learned_memory(rest: str = "freeze") -> GradientMemory:
+    memory = GradientMemory(make_model(), threshold=0.9, alpha=5, rest=rest)  # type: ignore[arg-type]
+    memory.update(make_task(0))
     return memory
 
 
-def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Every tensor and plain value of a state dict by its path."""
+def list_leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Return every tensor and plain value of a state dict by its path."""
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in leaves(item, f"{path}/{key}").items()}
+        return {k: v for key, item in value.items() for k, v in list_leaves(item, f"{path}/{key}").items()}
     if isinstance(value, list):
-        return {k: v for i, item in enumerate(value) for k, v in leaves(item, f"{path}/{i}").items()}
+        return {k: v for i, item in enumerate(value) for k, v in list_leaves(item, f"{path}/{i}").items()}
     return {path: value}
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Bit-equal state dicts."""
-    a, b = leaves(a), leaves(b)
+    """Assert that state dicts are equal to the bit."""
+    a, b = list_leaves(a), list_leaves(b)
     assert a.keys() == b.keys()
     for key, value in a.items():
         if isinstance(value, Tensor):
@@ -88,7 +88,7 @@ def assert_same(a: Any, b: Any) -> None:
             assert value == b[key], key
 
 
-# Every mode; "input" is asked for, since layers as small as these are not worth watching otherwise.
+# Every mode; "input" is requested, since "auto" does not choose it for layers as small as these.
 STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Mode]] = {
     "SGD": (lambda model: SGD(model.parameters(), lr=0.05), "auto"),
     "SGD with momentum": (lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9), "auto"),
@@ -101,23 +101,23 @@ STEPS: dict[str, tuple[Callable[[nn.Module], Optimizer], Mode]] = {
 
 @pytest.mark.parametrize("order", ["attach last", "attach first"])
 @pytest.mark.parametrize(("new_optimizer", "mode"), STEPS.values(), ids=STEPS.keys())
-def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
+def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(
     new_optimizer: Callable[[nn.Module], Optimizer], mode: Mode, order: str, tmp_path: Path
 ) -> None:
-    model = new_model()
-    memory = new_memory(model)
+    model = make_model()
+    memory = make_memory(model)
     optimizer = new_optimizer(model)
     hook = memory.attach(optimizer, mode=mode)
-    train(model, optimizer, task(0))
-    memory.update(task(0))
-    train(model, optimizer, task(1)[:3])
+    train(model, optimizer, make_task(0))
+    memory.update(make_task(0))
+    train(model, optimizer, make_task(1)[:3])
     assert ("input" in hook.modes.values()) == (mode == "input")
 
     memory.save(tmp_path / "memory.safetensors")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "rest.pt")
     torch.manual_seed(99)
     resumed = Mixed()
-    resumed_memory = new_memory(resumed)
+    resumed_memory = make_memory(resumed)
     resumed_optimizer = new_optimizer(resumed)
     if order == "attach first":
         resumed_memory.attach(resumed_optimizer, mode=mode)
@@ -130,18 +130,18 @@ def test_save_load_and_go_on_is_bit_equal_to_not_having_stopped(
     assert_same(resumed_memory.state_dict(), memory.state_dict())
 
     for m, o, kept in ((model, optimizer, memory), (resumed, resumed_optimizer, resumed_memory)):
-        train(m, o, task(1)[3:])
-        kept.update(task(1))
-        train(m, o, task(2)[:2])
+        train(m, o, make_task(1)[3:])
+        kept.update(make_task(1))
+        train(m, o, make_task(2)[:2])
     assert_same(resumed.state_dict(), model.state_dict())
     assert_same(resumed_memory.state_dict(), memory.state_dict())
     assert_same(resumed_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
-    # Nothing above would show it if the steps were not projected at all.
+    # The comparison above would also hold if no step was projected.
     assert any((s.importance == 1).any() for s in memory.subspaces.values())
     assert resumed_memory.tasks == 2
 
 
-def test_sixteen_bit_weights_go_on_bit_equal_with_the_masters_of_the_handle(tmp_path: Path) -> None:
+def test_a_resumed_run_with_16_bit_weights_equals_an_uninterrupted_one_to_the_bit(tmp_path: Path) -> None:
     def new() -> tuple[nn.Module, GradientMemory, Optimizer]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).bfloat16()
@@ -193,7 +193,7 @@ def test_shared_subspaces_are_stored_once_and_stay_shared(tmp_path: Path) -> Non
     with safe_open(tmp_path / "memory", framework="pt") as file:
         bases = [key for key in file.keys() if file.get_tensor(key).dim() == 3]  # noqa: SIM118
     assert len(bases) == 2
-    # They are still shared after the next update, and that update is the same.
+    # They are still shared after the next update, which gives the same bases.
     for m in (memory, loaded):
         m.update([batch.roll(1, dims=2)], forward=run(m), allow_unattached=True)
     assert_same(loaded.state_dict(), memory.state_dict())
@@ -222,7 +222,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_file_is_refused_by_its_path_and_changes_nothing(
     damage: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
-    memory = learned_memory()
+    memory = make_learned_memory()
     before = copy.deepcopy(memory.state_dict())
     path = tmp_path / "memory.safetensors"
     memory.save(path)
@@ -233,10 +233,10 @@ def test_a_damaged_file_is_refused_by_its_path_and_changes_nothing(
     assert_same(memory.state_dict(), before)
 
 
-def test_a_single_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None:
+def test_a_single_flipped_bit_is_detected_anywhere(tmp_path: Path) -> None:
     whole = OLD.read_bytes()
     path = tmp_path / "flipped"
-    # Every seventh byte, with each of the eight bits in turn: lengths, names, numbers and tensors alike.
+    # Every seventh byte, with each of the eight bits in turn: in lengths, names, numbers and tensors.
     for count, position in enumerate(range(0, len(whole), 7)):
         flipped = bytes([whole[position] ^ (1 << count % 8)])
         path.write_bytes(whole[:position] + flipped + whole[position + 1 :])
@@ -245,21 +245,21 @@ def test_a_single_flipped_byte_is_noticed_wherever_it_is(tmp_path: Path) -> None
         assert str(path) in str(error.value)
 
 
-def test_numbers_of_the_file_cannot_be_changed_unnoticed(tmp_path: Path) -> None:
+def test_changed_numbers_in_a_file_are_detected(tmp_path: Path) -> None:
     whole = OLD.read_bytes()
     for old, new in ((b'\\"tasks\\": 2', b'\\"tasks\\": 9'), (b'\\"out.weight\\"', b'\\"owt.weight\\"')):
         assert old in whole
         (tmp_path / "changed").write_bytes(whole.replace(old, new))
-        with pytest.raises(ValueError, match="do not match its digest"):
+        with pytest.raises(ValueError, match="does not match its digest"):
             storage.read(tmp_path / "changed")
 
 
-def test_a_newer_format_is_refused_and_the_message_says_what_is_read(tmp_path: Path) -> None:
-    memory = learned_memory()
+def test_a_newer_format_is_refused_and_the_error_names_the_supported_one(tmp_path: Path) -> None:
+    memory = make_learned_memory()
     before = copy.deepcopy(memory.state_dict())
     newer = tmp_path / "newer"
     storage.write(newer, {"format": 2, "contents": {"of": torch.ones(2), "another": "shape"}})
-    with pytest.raises(ValueError, match="has format 2; this version reads up to 1") as error:
+    with pytest.raises(ValueError, match="has format 2; this version of sgp reads formats up to 1") as error:
         memory.load(newer)
     assert str(newer) in str(error.value)
     assert_same(memory.state_dict(), before)
@@ -267,7 +267,7 @@ def test_a_newer_format_is_refused_and_the_message_says_what_is_read(tmp_path: P
 
 @pytest.mark.parametrize("missing", ["nowhere.safetensors", "no_folder/memory", "."])
 def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
-    memory = learned_memory()
+    memory = make_learned_memory()
     before = copy.deepcopy(memory.state_dict())
     with pytest.raises(FileNotFoundError, match="no saved memory at") as error:
         memory.load(tmp_path / missing)
@@ -276,14 +276,14 @@ def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["replace", "fsync"])
-def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(
+def test_a_failed_write_leaves_the_old_file_and_no_other(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = learned_memory()
+    memory = make_learned_memory()
     path = tmp_path / "memory.safetensors"
     memory.save(path)
     old = path.read_bytes()
-    memory.update(task(1))
+    memory.update(make_task(1))
 
     def fail(*args: object) -> None:
         assert len(list(tmp_path.iterdir())) == 2, "the new file is not written beside the old one"
@@ -300,14 +300,14 @@ def test_a_write_that_fails_midway_leaves_the_old_file_and_no_other(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_saved_file_has_the_permissions_that_the_user_gives_new_files(tmp_path: Path) -> None:
-    learned_memory().save(tmp_path / "memory")
+def test_a_saved_file_has_the_default_permissions_of_new_files(tmp_path: Path) -> None:
+    make_learned_memory().save(tmp_path / "memory")
     (tmp_path / "plain").touch()
     assert (tmp_path / "memory").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_nothing_in_the_file_is_executable(tmp_path: Path) -> None:
-    learned_memory().save(tmp_path / "memory")
+    make_learned_memory().save(tmp_path / "memory")
     with safe_open(tmp_path / "memory", framework="pt") as file:
         contents = json.loads(file.metadata()["sgp"])
     assert set(contents) == {"tree", "digest"}
@@ -359,7 +359,7 @@ class OtherNorm(Mixed):
 def test_a_memory_that_does_not_fit_names_the_layer_and_both_shapes(
     model: nn.Module, message: str, tmp_path: Path
 ) -> None:
-    learned_memory().save(tmp_path / "memory")
+    make_learned_memory().save(tmp_path / "memory")
     other = GradientMemory(model, threshold=0.9, alpha=5)
     before = copy.deepcopy(other.state_dict())
     with pytest.raises(ValueError, match=message):
@@ -369,8 +369,8 @@ def test_a_memory_that_does_not_fit_names_the_layer_and_both_shapes(
 
 
 def test_a_memory_with_protected_biases_does_not_fit_a_model_without_biases(tmp_path: Path) -> None:
-    learned_memory().save(tmp_path / "memory")
-    model = new_model()
+    make_learned_memory().save(tmp_path / "memory")
+    model = make_model()
     model.conv = nn.Conv1d(3, 8, 3, bias=False)
     other = GradientMemory(model, threshold=0.9, alpha=5)
     with pytest.raises(ValueError, match=r"'conv': .* 1 x 10 .*, the model 1 x 9 \(a protected bias adds one\)"):
@@ -391,57 +391,57 @@ def test_a_memory_with_protected_biases_does_not_fit_a_model_without_biases(tmp_
 def test_a_memory_with_other_settings_is_refused_and_names_them(
     setting: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    learned_memory().save(tmp_path / "memory")
-    other = GradientMemory(new_model(), **({"threshold": 0.9, "alpha": 5} | setting))
+    make_learned_memory().save(tmp_path / "memory")
+    other = GradientMemory(make_model(), **({"threshold": 0.9, "alpha": 5} | setting))
     with pytest.raises(ValueError, match=f"the saved memory has other settings: {message}"):
         other.load(tmp_path / "memory")
     assert other.tasks == 0
-    loaded = GradientMemory.from_file(new_model(), tmp_path / "memory")
+    loaded = GradientMemory.from_file(make_model(), tmp_path / "memory")
     assert loaded.tasks == 1
-    assert_same(loaded.state_dict(), learned_memory().state_dict())
+    assert_same(loaded.state_dict(), make_learned_memory().state_dict())
 
 
-def test_a_memory_from_a_file_may_have_settings_of_its_own(tmp_path: Path) -> None:
-    learned_memory().save(tmp_path / "memory")
-    loaded = GradientMemory.from_file(new_model(), tmp_path / "memory", alpha=7, threshold=0.95)
+def test_settings_of_a_file_can_be_overridden(tmp_path: Path) -> None:
+    make_learned_memory().save(tmp_path / "memory")
+    loaded = GradientMemory.from_file(make_model(), tmp_path / "memory", alpha=7, threshold=0.95)
     assert (loaded.alpha, loaded.threshold, loaded.tasks) == (7.0, 0.95, 1)
 
 
-def test_a_threshold_that_is_a_function_must_be_given_again(tmp_path: Path) -> None:
-    new_memory(new_model()).save(tmp_path / "memory")
-    with pytest.raises(ValueError, match="a function as its threshold: give threshold="):
-        GradientMemory.from_file(new_model(), tmp_path / "memory")
-    assert GradientMemory.from_file(new_model(), tmp_path / "memory", threshold=0.9).threshold == 0.9
+def test_a_threshold_that_is_a_function_must_be_passed_again(tmp_path: Path) -> None:
+    make_memory(make_model()).save(tmp_path / "memory")
+    with pytest.raises(ValueError, match="a function as its threshold: pass threshold="):
+        GradientMemory.from_file(make_model(), tmp_path / "memory")
+    assert GradientMemory.from_file(make_model(), tmp_path / "memory", threshold=0.9).threshold == 0.9
 
 
 def test_a_state_that_lacks_entries_is_refused_and_names_them() -> None:
-    memory = learned_memory()
+    memory = make_learned_memory()
     state = memory.state_dict()
     del state["settings"], state["proved"]
     with pytest.raises(ValueError, match="it lacks settings, proved"):
         memory.load_state_dict(state)
 
 
-def test_a_loaded_memory_knows_whether_the_model_is_the_one_it_was_saved_with(tmp_path: Path) -> None:
-    memory = learned_memory()
+def test_a_loaded_memory_detects_a_model_with_other_weights(tmp_path: Path) -> None:
+    memory = make_learned_memory()
     memory.save(tmp_path / "memory")
     same = GradientMemory(copy.deepcopy(memory.model), threshold=0.9, alpha=5)
     same.load(tmp_path / "memory")
-    assert same.check(task(0)[0]).drift == 0
-    same.update(task(1))
+    assert same.check(make_task(0)[0]).drift == 0
+    same.update(make_task(1))
     assert same.tasks == 2
 
     other = GradientMemory(Mixed(), threshold=0.9, alpha=5)
     other.load(tmp_path / "memory")
     with pytest.raises(RuntimeError, match="pass reference="):
-        other.check(task(0)[0])
+        other.check(make_task(0)[0])
     with pytest.raises(RuntimeError, match="not attached"):
-        other.update(task(1))
+        other.update(make_task(1))
 
 
-def test_a_memory_saved_before_the_first_update_is_one_that_has_not_begun(tmp_path: Path) -> None:
+def test_a_memory_can_be_saved_before_the_first_update(tmp_path: Path) -> None:
     def new() -> GradientMemory:
-        return new_memory(new_model())
+        return make_memory(make_model())
 
     memory, loaded = new(), new()
     memory.save(tmp_path / "memory")
@@ -449,19 +449,19 @@ def test_a_memory_saved_before_the_first_update_is_one_that_has_not_begun(tmp_pa
     optimizers = [SGD(m.model.parameters(), lr=0.1) for m in (memory, loaded)]
     for m, optimizer in zip((memory, loaded), optimizers, strict=True):
         m.attach(optimizer)
-        train(m.model, optimizer, task(0))
-        m.update(task(0))
+        train(m.model, optimizer, make_task(0))
+        m.update(make_task(0))
     assert_same(loaded.model.state_dict(), memory.model.state_dict())
     assert_same(loaded.state_dict(), memory.state_dict())
-    assert float(loaded.model.get_buffer("norm.num_batches_tracked")) == len(task(0))
+    assert float(loaded.model.get_buffer("norm.num_batches_tracked")) == len(make_task(0))
 
 
 def test_an_older_state_can_be_loaded_back_into_the_same_memory() -> None:
-    memory = new_memory(new_model())
+    memory = make_memory(make_model())
     start = memory.state_dict()
-    memory.update(task(0))
+    memory.update(make_task(0))
     first = copy.deepcopy(memory.state_dict())
-    memory.update(task(1))
+    memory.update(make_task(1))
     memory.load_state_dict(first)
     assert_same(memory.state_dict(), first)
     memory.load_state_dict(start)
@@ -492,12 +492,12 @@ def test_the_file_of_format_one_still_loads() -> None:
     assert list(statistics) == ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
     torch.testing.assert_close(statistics["norm.running_mean"], memory.model.get_buffer("norm.running_mean"))
     assert memory.subspaces["attention:query"] is memory.subspaces["attention:value"]
-    # The weights are those it was saved with, bit by bit, so the memory goes on as if it had not been away.
+    # The model has the weights that the memory was saved with, so the memory continues without a difference.
     memory.update([inputs(2)])
     assert memory.tasks == 3
 
 
-def test_a_layer_may_be_called_tensor(tmp_path: Path) -> None:
+def test_a_layer_may_be_named_tensor(tmp_path: Path) -> None:
     model = nn.Sequential()
     model.add_module("tensor", nn.Linear(4, 3))
     memory = GradientMemory(model, threshold=0.9)
@@ -508,7 +508,7 @@ def test_a_layer_may_be_called_tensor(tmp_path: Path) -> None:
     assert memory.layers["tensor"].is_input_proven is False
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     memory = GradientMemory(nn.Linear(4, 3), threshold=0.9)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing"):
+    with pytest.raises(FileNotFoundError, match=r"missing.*: the folder does not exist"):
         memory.save(tmp_path / "missing" / "memory")

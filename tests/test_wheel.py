@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 
 def call(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; it must succeed, and finds no package by way of our own environment."""
+    """Return the output of a command that must succeed without the packages of our own environment."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -28,7 +28,7 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built with what is installed here."""
+    """Build the wheel with the packages that are installed here."""
     target = tmp_path_factory.mktemp("wheel")
     call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target)
     (built,) = target.glob("*.whl")
@@ -37,7 +37,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of a new environment that has the wheel, and our dependencies from where they are."""
+    """Return the folder of commands of a new environment that has the wheel and our dependencies."""
     place = tmp_path_factory.mktemp("environment")
     venv.create(place, symlinks=True)
     commands = place / ("Scripts" if os.name == "nt" else "bin")
@@ -76,7 +76,7 @@ def test_the_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) ->
 
 
 def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tyro")
+    pytest.importorskip("yaml")
     pytest.importorskip("sklearn")
     output = call(*(installed / "sgp", "demo", "--seeds", "1", "--tasks", "2", "--epochs", "1"), cwd=tmp_path)
     assert all(method in output for method in ("finetuning", "GPM", "SGP"))
@@ -87,7 +87,7 @@ def test_the_demo_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> No
 
 
 def test_a_benchmark_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    for module in ("tyro", "sklearn", "yaml"):
+    for module in ("sklearn", "yaml"):
         pytest.importorskip(module)
     output = call(installed / "sgp", "run", "digits", "--tasks", "2", "--epochs", "1", cwd=tmp_path)
     assert "ACC " in output

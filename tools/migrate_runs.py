@@ -2,8 +2,9 @@
 
     python tools/migrate_runs.py results/runs/*
 
-A setting that was removed is dropped where it had its inactive value. A run in which it was active keeps it; such a run
-stays readable, and cannot be resumed. Nothing but ``config.yaml`` is written, so tables and metrics stay as they are.
+A setting that was renamed gets its new name. A setting that was removed is dropped where it had its inactive value. A
+run in which it was active keeps it; such a run stays readable, and cannot be resumed. Nothing but ``config.yaml`` is
+written, so tables and metrics stay as they are.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ CONFIG = "config.yaml"
 # Settings that were removed, with the value at which they did nothing.
 REMOVED: dict[str, Any] = {"processes": 1, "project_again": 0.0}
 
+# Settings that were renamed, by their old names.
+RENAMED = {"old_share": "interpolation_weight", "statistics": "norm_statistics"}
+
 
 def migrate_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without those that were removed and did nothing."""
-    return {name: value for name, value in values.items() if name not in REMOVED or value != REMOVED[name]}
+    """Return the settings of a run by their present names, without those that were removed and did nothing."""
+    kept = {name: value for name, value in values.items() if name not in REMOVED or value != REMOVED[name]}
+    return {RENAMED.get(name, name): value for name, value in kept.items()}
 
 
 def migrate_folder(folder: Path) -> bool:

@@ -28,8 +28,8 @@ from bench.smollm2.measure import compute_loss, measure_answers, measure_loss
 from bench.smollm2.methods import METHODS, Batch, Finetune, Settings
 from bench.smollm2.model import load_model, load_tokenizer
 from bench.smollm2.tasks import QUESTIONS, TASKS, PromptTask, read_english, read_task, split_batches
-from sgp.benchmarks.datasets.cache import folder
-from sgp.benchmarks.datasets.images import find
+from sgp.benchmarks.datasets.cache import get_cache_folder
+from sgp.benchmarks.datasets.images import find_data_folder
 
 # Prompts whose inputs a memory takes after a task.
 REMEMBERED = 64
@@ -55,14 +55,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Fine-tune on the tasks with one method, and return everything that was measured."""
     torch.manual_seed(options.seed)
     tokenizer, model = load_tokenizer(), load_model()
-    data = find(options.data, "the texts")
+    data = find_data_folder(options.data, "the texts")
     tasks = [read_task(name, data, tokenizer, options.seed) for name in options.tasks]
     calibration = _sample_once(model, tokenizer, "calibration", seed=0, texts=options.calibration)
     held_out = {"self-sampled": _sample_once(model, tokenizer, "held-out", seed=1, texts=12)}
     held_out |= read_english(data, tokenizer)
     base = _measure_base(model, tasks, held_out, options)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
-    cache = folder() / "smollm2" / f"calibration-{options.calibration}"
+    cache = get_cache_folder() / "smollm2" / f"calibration-{options.calibration}"
     started = time.perf_counter()
     method = METHODS[options.method](model, calibration, settings, cache)
     prepared = time.perf_counter() - started
@@ -138,7 +138,7 @@ def _measure_base(
 ) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
     """Return the measurements of the base model, which are made once."""
     part = "test" if options.test else "validation"
-    path = folder() / "smollm2" / f"base-{part}-{options.prompts}-{'-'.join(options.tasks)}.json"
+    path = get_cache_folder() / "smollm2" / f"base-{part}-{options.prompts}-{'-'.join(options.tasks)}.json"
     if path.is_file():
         answers, losses = json.loads(path.read_text(encoding="utf-8"))
         return answers, losses
@@ -149,7 +149,7 @@ def _measure_base(
 
 def _sample_once(model: nn.Module, tokenizer: Any, name: str, *, seed: int, texts: int) -> list[Batch]:
     """Return text that the model samples from itself, from the cache if it is there."""
-    path = folder() / "smollm2" / f"{name}-{texts}.safetensors"
+    path = get_cache_folder() / "smollm2" / f"{name}-{texts}.safetensors"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         sampled = sgp.calibrate(model, tokenizer, texts=texts, batch=texts, seed=seed)[0]

@@ -49,7 +49,7 @@ def measure_answers(model: nn.Module, task: PromptTask, prompts: Sequence[Prompt
 
 
 def _compute_last_logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits after the last token of each text. [n, vocabulary]"""
+    """Return the logits after the last token of each text, [n, vocabulary]."""
     last = batch["attention_mask"].sum(1) - 1
     positions = torch.unique(last)
     logits = model(**batch, use_cache=False, logits_to_keep=positions).logits

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sgp.benchmarks.datasets.cache import folder
+from sgp.benchmarks.datasets.cache import get_cache_folder
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -42,7 +42,7 @@ def load_tokenizer() -> Any:
 
 def _prepare() -> Path:
     """Return the folder of the converted model, which is written first if it is not there yet."""
-    directory = folder() / f"smollm2-{SHA256[:12]}"
+    directory = get_cache_folder() / f"smollm2-{SHA256[:12]}"
     if (directory / "model.safetensors").is_file():
         return directory
     source = _find_file()

@@ -115,7 +115,7 @@ def read_english(
 
 
 def pad_texts(texts: Sequence[list[int]]) -> dict[str, Tensor]:
-    """Return texts as one batch, padded on the right. [n, longest]"""
+    """Return texts as one batch [n, longest], padded on the right."""
     longest = max(map(len, texts))
     tokens = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     lengths = torch.tensor([len(text) for text in texts])
@@ -129,9 +129,9 @@ def split_batches(batch: dict[str, Tensor], size: int = 8) -> list[dict[str, Ten
 
 
 def _read_fivetext(data: Path, name: str) -> tuple[list[Labelled], list[Labelled]]:
-    task = next(task for task in texts.read_fivetext(data) if task["name"] == name)
-    shuffled: list[Labelled] = random.Random(0).sample(task["train"], len(task["train"]))
-    return shuffled, task["test"]
+    task = next(task for task in texts.read_fivetext(data) if task.name == name)
+    shuffled: list[Labelled] = random.Random(0).sample(task.train, len(task.train))
+    return shuffled, task.test
 
 
 def _read_clinc150(data: Path) -> tuple[list[Labelled], list[Labelled]]:

@@ -20,7 +20,7 @@ LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """A folder in the navigation is its index.md and the pages that this links to, in that order."""
+    """Replace a folder in the navigation by its index.md and the pages that it links to, in order."""
     config.nav = _expanded(config.nav)
 
 

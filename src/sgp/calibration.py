@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.collect import evaluation_pass
+from sgp.projection.batches import evaluation_pass
 
 
 def calibrate(
@@ -68,7 +68,7 @@ def calibrate(
 
 
 def _sample(model: nn.Module, tokens: Tensor, length: int, temperature: float, generator: torch.Generator) -> Tensor:
-    """Return texts [n, begun] continued to a length. [n, length]"""
+    """Return texts [n, begun] that the model continued to a length, [n, length]."""
     unread, cache = tokens, None
     while tokens.shape[1] < length:
         output = model(input_ids=unread, past_key_values=cache, use_cache=True)

@@ -1,32 +1,33 @@
 """Realign the heads of earlier tasks after a later task has moved the features that they read.
 
-Where features drift, a head that stays as it was reads them wrongly, though most of the information that it needs is
-still there. No examples of its task are available; but what the drift does to its outputs can be seen on the examples
-of the new task. So a head is changed by least squares to give these the outputs that it gave before. Semantic drift
-compensation (Yu et al., CVPR 2020) moves class means in this way, learnable drift compensation (Gomez-Villa et al.,
-ECCV 2024) features.
+When features drift, the outputs of an earlier head become wrong, though the features still contain most of the
+information that it needs. No examples of its task are available, but the effect of the drift on its outputs can be
+measured on examples of the new task. So the head is fitted by least squares to give these the outputs that it gave
+before. Semantic drift compensation (Yu et al., CVPR 2020) moves class means in this way, learnable drift compensation
+(Gomez-Villa et al., ECCV 2024) features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.anchor import Anchor, extend_rows, has_grown, list_tensors
-from sgp.projection.collect import evaluation_pass, move_batch
+from sgp.projection.anchor import Anchor, extend_rows, list_tensors
+from sgp.projection.batches import evaluation_pass, move_batch
+from sgp.projection.check import check_reference, swap_weights
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.precision import full_precision, has_float64
 from sgp.projection.sharded import find_fsdp_modules
 from sgp.projection.update import check_not_single_batch
 
-# Share of the mean energy of a feature. It keeps heads as they were along directions that the new task hardly has.
+# Ridge relative to the mean energy of a feature. It keeps heads unchanged along directions that are weak in the new
+# task.
 RIDGE = 0.1
-# Features of at least this many examples are multiplied at once.
+# Number of rows from which features are multiplied; smaller batches are joined.
 ROWS = 1024
 
 
@@ -41,8 +42,8 @@ def realign(
 ) -> None:
     """Fit the heads of earlier tasks to the features that a task has moved.
 
-    They are fitted by least squares to the outputs that they gave to the task's inputs before it was learned. Call it
-    after the training and before the memory's update::
+    The heads are fitted by least squares to the outputs that they gave for the task's inputs before it was learned.
+    Call this after training and before the memory's update::
 
         train(model, optimizer, task)
         sgp.heads.realign(
@@ -51,36 +52,34 @@ def realign(
         )
         memory.update(task.loader)
 
-    The model runs in eval mode without gradients and is left as it was, but for these heads. Where torch.distributed
-    has been set up, every process calls this with its own shard of the data.
+    The model runs in eval mode without gradients, and nothing but the heads is changed. If torch.distributed has been
+    set up, every process calls this with its own shard of the data.
 
     Args:
-        model: Model that has the heads.
+        model: Model that contains the heads.
         heads: Linear layers of earlier tasks, which read the same features.
         batches: Batches of the task that was just learned.
-        features: Function that runs the model on a batch up to what the heads read, [..., d].
+        features: Function that returns the inputs of the heads for a batch, [..., d].
         reference: Weights of the model before the task by name: ``memory.anchor``, or a copy of its ``state_dict``.
         distributed: Whether other processes take part.
 
     Raises:
-        ValueError: A head is protected by the memory, or has changed since, or the reference does not fit the model.
+        ValueError: A head is protected by the memory, or has changed since the last update; the model is sharded; or
+            the reference does not fit the model.
+        RuntimeError: The model has not changed since the last update.
     """
     own = _name_heads(model, [heads] if isinstance(heads, nn.Linear) else heads)
     if isinstance(reference, Anchor):
         _check_free(own, reference)
     check_not_single_batch(batches)
     if find_fsdp_modules(model):
-        raise ValueError("realign is not for sharded models, whose earlier weights are in parts on many processes")
+        raise ValueError("realign does not support sharded models: call it on a gathered copy of the model")
     if not own:
         return
     now = list_tensors(model)
-    _check_reference(model, now, reference)
-    # Laid out in memory as the weights are, to stand in for them.
-    then = {
-        name: torch.empty_like(tensor).copy_(extend_rows(reference[name], tensor))
-        for name, tensor in now.items()
-        if name in reference
-    }
+    known = {name: tensor for name, tensor in now.items() if name in reference}
+    check_reference(reference, dict(model.named_parameters()) | known)
+    then = {name: extend_rows(reference[name], tensor).to(tensor) for name, tensor in known.items()}
     if all(torch.equal(now[name], tensor) for name, tensor in then.items()):
         raise RuntimeError("nothing has changed since the last update: call realign before the update of the new task")
     for name, head in own.items():
@@ -92,7 +91,7 @@ def realign(
     def compute_targets() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
             batch = move_batch(batch, model)
-            with _swap_tensors(now, then):
+            with swap_weights(model, then):
                 outputs = compute_outputs(members, _flatten_features(features(batch), members))
             yield _flatten_features(features(batch), members), outputs
 
@@ -104,35 +103,35 @@ def realign(
 def fit_heads(
     heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Tensor]], processes: ProcessGroup | None = None
 ) -> None:
-    """Change heads to give target outputs, as far as they can and a ridge lets them.
+    """Fit heads to target outputs by ridge regression.
 
-    With X the features [n, d] and A the targets, the weights W of all heads become W + D^T with
+    With the features X [n, d] and the targets A, the weights W of all heads become W + D^T with
 
         D = (X^T X + r I)^-1 X^T (A - X W^T)
 
     Args:
-        heads: Heads that read the same features, each with weights of its own.
-        targets: Batches of features with their target outputs, laid out as :func:`compute_outputs` returns them.
-        processes: Processes that have a part of the batches each and end with the same heads; None for this one alone.
+        heads: Heads that read the same features and share no weights.
+        targets: Batches of features with target outputs in the layout of :func:`compute_outputs`.
+        processes: Processes that have some of the batches each and end with the same heads; None for this one alone.
 
     Raises:
-        ValueError: There are no features, or only zeros.
-        FloatingPointError: A feature or a target is NaN or infinite. Heads are as before in either case.
+        ValueError: There are no features, or only zeros. The heads have not changed then.
+        FloatingPointError: A feature or a target is NaN or infinite. The heads have not changed then.
     """
     processes = processes or ProcessGroup(distributed=False)
     sums = processes.run_together(partial(_sum_products, heads, targets))
     gram, product = (processes.sum_over_ranks(part) for part in sums)
     d = len(gram) - 1
     if not (gram.isfinite().all() and product.isfinite().all()):
-        raise FloatingPointError("some features or outputs are NaN, infinite or too large: heads stay as they are")
+        raise FloatingPointError("some features or outputs are NaN, infinite or too large: the heads have not changed")
     if not gram.diagonal()[:d].any():
-        raise ValueError("the batches gave no features, or only zeros: there is nothing to fit a head to")
-    # Scaled in this way, a fit is the same for features of any size.
+        raise ValueError("the batches have no features, or only zeros, so no head can be fitted to them")
+    # With a relative ridge the fit does not depend on the scale of the features.
     gram.diagonal()[:d] += RIDGE * gram.diagonal()[:d].mean()
     gram[d, d] *= 1 + RIDGE
     change = torch.zeros_like(product)
     columns = torch.split(torch.arange(product.shape[1]), [head.out_features for head in heads])
-    for used in (d, d + 1):  # heads without a bias, then those with one
+    for used in (d, d + 1):  # heads without a bias, then heads with one
         own = [part for head, part in zip(heads, columns, strict=True) if used == d + (head.bias is not None)]
         if own:
             place = torch.cat(own).to(product.device)
@@ -146,12 +145,12 @@ def fit_heads(
 
 
 def compute_outputs(heads: Sequence[nn.Linear], features: Tensor) -> Tensor:
-    """Return the outputs of heads for features [n, d], side by side [n, classes of all heads]."""
+    """Return the concatenated outputs of heads for features [n, d], [n, classes of all heads]."""
     return torch.cat([head(features) for head in heads], dim=1)
 
 
 def _sum_products(heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return X^T X and X^T (A - X W^T) in float64. A last feature is always 1: a bias is its weight."""
+    """Return X^T X and X^T (A - X W^T) in float64, where X has a last column of ones for the bias."""
     d = heads[0].in_features
     device = heads[0].weight.device
     place = device if has_float64(device) else torch.device("cpu")
@@ -159,7 +158,7 @@ def _sum_products(heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Te
     product = gram.new_zeros(d + 1, sum(head.out_features for head in heads))
     for features, outputs in _join_batches(targets):
         error = outputs - compute_outputs(heads, features)
-        # Half precision would overflow, and autocast would compute in it.
+        # In half precision the products would overflow.
         exact = torch.promote_types(features.dtype, torch.float32)
         with full_precision(features.device):
             rows = nn.functional.pad(features.to(exact), (0, 1), value=1.0)
@@ -169,7 +168,7 @@ def _sum_products(heads: Sequence[nn.Linear], targets: Iterable[tuple[Tensor, Te
 
 
 def _join_batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Join small batches: to add a product up costs as much for few rows as for many."""
+    """Yield joined batches of at least ``ROWS`` rows: adding a product costs the same for few rows as for many."""
     features: list[Tensor] = []
     outputs: list[Tensor] = []
     for batch, target in pairs:
@@ -183,10 +182,10 @@ def _join_batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tens
 
 
 def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linear]:
-    """Return heads by their names in a model, each once.
+    """Return heads by their names in a model, without duplicates.
 
     Raises:
-        TypeError: A head is not a linear layer of the model with a weight that can be changed.
+        TypeError: A head is not a linear layer of the model with a weight parameter.
         ValueError: Two heads share a weight, or read different features.
     """
     names = {module: name for name, module in model.named_modules()}
@@ -196,16 +195,16 @@ def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Li
             raise TypeError(f"heads must be nn.Linear layers, got {type(head).__name__}")
         if head not in names:
             raise TypeError(
-                f"the model has no such head, {head}: make the memory of a module that contains body and heads, with "
-                "the heads in exclude="
+                f"the head {head} is not a module of the model: create the memory for a module that contains body and "
+                "heads, with the heads in exclude="
             )
         if "weight" not in head._parameters:
-            raise TypeError(f"the weight of {names[head]!r} is computed from others: remove its parametrization first")
+            raise TypeError(f"the weight of {names[head]!r} is parametrized: remove the parametrization first")
         found[names[head]] = head
     weights = {id(head.weight): name for name, head in found.items()}
     for name, head in found.items():
         if weights[id(head.weight)] != name:
-            raise ValueError(f"{name!r} and {weights[id(head.weight)]!r} share one weight: give one of them")
+            raise ValueError(f"{name!r} and {weights[id(head.weight)]!r} share one weight: pass one of them")
     widths = sorted({head.in_features for head in found.values()})
     if len(widths) > 1:
         raise ValueError(f"heads must read the same features, got dimensions {' and '.join(map(str, widths))}")
@@ -213,50 +212,21 @@ def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Li
 
 
 def _check_free(heads: Iterable[str], anchor: Anchor) -> None:
-    """Raise if a memory protects a head: it would take the change for training that nobody projected."""
+    # The memory would take the change for training that was not projected.
     for name in heads:
         if any(f"{name}.{part}" in anchor.protected for part in ("weight", "bias")):
-            raise ValueError(f"{name!r} is protected, and a head of an earlier task is free: exclude=[{name + '.*'!r}]")
-
-
-def _check_reference(model: nn.Module, now: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-    """Raise if earlier weights are not those of a model: incomplete, of another shape, or the model's own tensors."""
-    missing = next((name for name, _ in model.named_parameters() if name not in reference), None)
-    if missing is not None:
-        raise ValueError(f"reference: there is no {missing!r}; give a state_dict of this model, or memory.anchor")
-    for name, tensor in now.items():
-        then = reference.get(name)
-        if then is None:
-            continue
-        if then.numel() and then.data_ptr() == tensor.data_ptr():
             raise ValueError(
-                "reference: these are the model's own tensors, which training changes; keep a copy, "
-                "copy.deepcopy(model.state_dict())"
+                f"{name!r} is protected, but a head of an earlier task must be free: exclude=[{name + '.*'!r}]"
             )
-        if then.shape != tensor.shape and not has_grown(then, tensor):
-            raise ValueError(
-                f"reference: {name!r} has shape {tuple(then.shape)}, the model's has {tuple(tensor.shape)}"
-            )
-
-
-@contextmanager
-def _swap_tensors(now: Mapping[str, Tensor], then: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run the body with other values in a model's parameters and buffers, without copying any."""
-    kept = {name: now[name].data for name in then}
-    try:
-        for name, tensor in then.items():
-            now[name].data = tensor
-        torch.clear_autocast_cache()  # it knows weights by their identity
-        yield
-    finally:
-        for name, tensor in kept.items():
-            now[name].data = tensor
-        torch.clear_autocast_cache()
 
 
 def _flatten_features(features: Tensor, heads: Sequence[nn.Linear]) -> Tensor:
-    """Return features as rows [n, d] in the precision of the heads: autocast may have computed them in less."""
+    """Return features as rows [n, d] in the dtype of the heads, since autocast may have reduced their precision.
+
+    Raises:
+        ValueError: The features do not fit the heads.
+    """
     if not isinstance(features, Tensor) or features.dim() < 2 or features.shape[-1] != heads[0].in_features:
         found = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"features must return what the heads read, [n, {heads[0].in_features}]; got {found}")
+        raise ValueError(f"features must return the inputs of the heads, [n, {heads[0].in_features}]; got {found}")
     return features.flatten(0, -2).to(heads[0].weight.dtype)

@@ -1,4 +1,4 @@
-"""Names for methods, networks and benchmarks: ours, and those that other packages bring."""
+"""Registries of methods, networks and benchmarks by name, including those of other packages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class UnknownName(ValueError):  # noqa: N818 (it is what the user sees, and it says what is wrong)
-    """A name that nothing is registered under; the message has the nearest ones."""
+class UnknownName(ValueError):  # noqa: N818 (users see this name)
+    """Error for a name that is not registered; the message has the nearest names."""
 
 
 class Registry(Generic[T]):
-    """Things by name.
+    """Objects by name.
 
-    Ours are declared with the module that defines them; other packages add theirs by an entry point in the group
-    `sgp.<kind>s`. Both are imported when their name is asked for. A script that was imported adds its own by
-    :meth:`add`.
+    This package declares its objects with the modules that define them; other packages register theirs by entry points
+    in the group ``sgp.<kind>s``. Both are imported when their names are looked up. Imported code calls :meth:`add`.
 
     Args:
-        kind: Noun for one of the things: "method", "network", "benchmark".
+        kind: Kind of the objects: "method", "network" or "benchmark".
     """
 
     def __init__(self, kind: str) -> None:
@@ -31,23 +30,28 @@ class Registry(Generic[T]):
         self._known: dict[str, T] = {}
         self._declared: dict[str, EntryPoint] = {}
 
-    def add(self, name: str, thing: T) -> None:
-        """Register a thing. A name that is taken is refused, since a run's config must mean one thing."""
-        if name in self._declared or (name in self._known and self._known[name] is not thing):
-            raise ValueError(f"the {self.kind} {name!r} is already registered")
-        self._known[name] = thing
+    def add(self, name: str, value: T) -> None:
+        """Register an object.
+
+        Raises:
+            ValueError: The name is registered for another object.
+        """
+        if name in self._declared or (name in self._known and self._known[name] is not value):
+            raise ValueError(f"the {self.kind} {name!r} is already registered: choose another name")
+        self._known[name] = value
 
     def declare(self, name: str, target: str) -> None:
-        """Register a thing that is imported when it is asked for.
+        """Register an object that is imported when it is looked up.
 
         Args:
-            name: Name of the thing.
+            name: Name of the object.
             target: Module and attribute, as in "sgp.methods.gpm:GPM".
         """
         self._declared[name] = EntryPoint(name, target, f"sgp.{self.kind}s")
 
     def __getitem__(self, name: str) -> T:
-        if not isinstance(name, str) or name not in self:  # a file may have a list in its place, which is unhashable
+        # A config file may have a list in place of a name, which cannot be looked up.
+        if not isinstance(name, str) or name not in self:
             raise UnknownName(unknown(self.kind, name, self))
         if name not in self._known:
             entry = self._entries[name]
@@ -65,19 +69,25 @@ class Registry(Generic[T]):
 
     @property
     def _entries(self) -> dict[str, EntryPoint]:
-        """What is imported when it is asked for, by name."""
-        return self._others | self._declared
+        """Entry points of declared objects and of other packages by name."""
+        return self._external | self._declared
 
     @cached_property
-    def _others(self) -> dict[str, EntryPoint]:
+    def _external(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=f"sgp.{self.kind}s")}
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say about a name that is not there: the nearest ones, or all of them."""
-    names = sorted(known)
-    alike = {each.lower(): each for each in names}
-    near = [alike[each] for each in get_close_matches(str(name).lower(), alike, n=3, cutoff=0.5)]
+    """Return the error message for an unknown name: it suggests the nearest names, or lists all.
+
+    Args:
+        kind: Noun for what the name stands for.
+        name: Unknown name.
+        known: Names that there are.
+    """
+    names = {each.lower(): each for each in sorted(known)}
+    lower = str(name).lower()
+    near = get_close_matches(lower, names, n=2, cutoff=0.6) or [each for each in names if lower in each]
     if near:
-        return f"there is no {kind} {name!r}: did you mean {' or '.join(near)}?"
-    return f"there is no {kind} {name!r}; there are {', '.join(names)}"
+        return f"there is no {kind} {name!r}: did you mean {' or '.join(names[each] for each in near)}?"
+    return f"there is no {kind} {name!r}; there are {', '.join(names.values())}"

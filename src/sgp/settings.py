@@ -116,15 +116,14 @@ def find_options(hint: Any) -> tuple[Any, ...]:
 def _validate_value(name: str, value: Any, options: tuple[Any, ...], accepted: Range | None) -> None:
     if value is None and NoneType in options:
         return
-    or_none = " or none" if NoneType in options else ""
     choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if choices and value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(str, choices))}{or_none}, got {value!r}")
+        raise ValueError(f"{name} must be {' or '.join(map(str, choices))}, got {value!r}")
     if accepted is not None:
-        check_number(name, value, accepted, whole=float not in options, or_none=or_none)
+        check_number(name, value, accepted, whole=float not in options)
 
 
-def check_number(name: str, value: Any, accepted: Range, *, whole: bool = True, or_none: str = "") -> None:
+def check_number(name: str, value: Any, accepted: Range, *, whole: bool = True) -> None:
     """Raise if a number is outside a range.
 
     Args:
@@ -132,12 +131,11 @@ def check_number(name: str, value: Any, accepted: Range, *, whole: bool = True, 
         value: Number to check.
         accepted: Range of accepted numbers.
         whole: Whether only whole numbers are accepted.
-        or_none: End of the sentence in the message, if None is accepted as well.
     """
     if whole and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"{name} must be a whole number{or_none}, got {value!r}")
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
     if value not in accepted:
-        raise ValueError(f"{name} must be {accepted.describe(whole=whole)}{or_none}, got {value!r}")
+        raise ValueError(f"{name} must be {accepted.describe(whole=whole)}, got {value!r}")
 
 
 def check_names(name: str, value: str) -> None:

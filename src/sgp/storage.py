@@ -1,4 +1,4 @@
-"""A memory as a file: safetensors, with a format version and a digest. Nothing in it is executable."""
+"""State dicts as safetensors files, with a format version and a digest. Nothing in a file is executed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ from safetensors.torch import save
 from torch import Tensor
 
 FORMAT = 1
-# Stands for a tensor in the tree; no module or parameter can be called that.
+# Key of a tensor's entry in the tree; no module or parameter can have this name.
 TENSOR = ".tensor"
 
 
 def write(path: str | os.PathLike[str], state: dict[str, Any], known_digest: str | None = None) -> None:
-    """Write a state dict, whole or not at all: to a file beside, flushed, then renamed. known_digest: of the state."""
+    """Write a state dict to a file. A write that fails leaves an existing file unchanged.
+
+    Args:
+        path: Path of the file.
+        state: Nested dicts and lists of tensors and plain values, with an entry ``format``.
+        known_digest: Digest of the state, if it is known already.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
+    """
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save to {os.fspath(path)!r}: there is no folder {os.fspath(target.parent)!r}")
+        raise FileNotFoundError(f"cannot save to {os.fspath(path)!r}: the folder does not exist, create it first")
     tensors, tree = _flatten(state)
     header = {"sgp": json.dumps({"tree": tree, "digest": known_digest or _digest(tree, tensors)})}
     data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=header)
@@ -31,7 +40,7 @@ def write(path: str | os.PathLike[str], state: dict[str, Any], known_digest: str
 
 
 def write_bytes(target: Path, data: bytes) -> None:
-    """Write a file, whole or not at all, so that it is on the disk when this returns."""
+    """Write a file and sync it to the disk. A write that fails leaves an existing file unchanged."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:
@@ -42,7 +51,7 @@ def write_bytes(target: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name is on the disk once its folder is
+    if os.name == "posix":  # a renamed file is on the disk once its folder is synced
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -51,21 +60,24 @@ def write_bytes(target: Path, data: bytes) -> None:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """What tells two states apart, whatever file they are in."""
+    """Return a digest of a state dict, which does not depend on the file that it is in."""
     tensors, tree = _flatten(state)
     return _digest(tree, tensors)
 
 
 def read(path: str | os.PathLike[str], what: str = "saved memory") -> dict[str, Any]:
-    """The state dict of a file.
+    """Read the state dict of a file.
 
     Args:
-        path: of the file.
-        what: it is, for messages.
+        path: Path of the file.
+        what: Kind of the file's content, for messages.
+
+    Returns:
+        The state dict.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, damaged or not a memory, or of a newer format.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is truncated, damaged, of another kind, or of a newer format.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no {what} at {os.fspath(path)!r}")
@@ -78,16 +90,16 @@ def read(path: str | os.PathLike[str], what: str = "saved memory") -> dict[str, 
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a {what} ({error})") from error
     if version > FORMAT:
-        raise ValueError(f"{os.fspath(path)!r} has format {version}; this version reads up to {FORMAT}")
+        raise ValueError(f"{os.fspath(path)!r} has format {version}; this version of sgp reads formats up to {FORMAT}")
     if expected != _digest(tree, tensors):
-        raise ValueError(f"{os.fspath(path)!r} is damaged: its contents do not match its digest")
+        raise ValueError(f"{os.fspath(path)!r} is damaged: its content does not match its digest")
     state = _unflatten(tree, tensors)
     assert isinstance(state, dict)
     return state
 
 
 def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """Tensors by a number, and the tree of plain values in which each tensor is such a number."""
+    """Return the tensors of a state dict by number, and a tree in which these numbers replace them."""
     tensors: dict[str, Tensor] = {}
 
     def walk(value: Any) -> Any:
@@ -118,5 +130,5 @@ def _digest(tree: Any, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].cpu().contiguous()
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # numpy knows no bfloat16
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return sha.hexdigest()

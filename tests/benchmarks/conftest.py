@@ -1,4 +1,4 @@
-"""Real data sets, where there are any."""
+"""Fixtures: a cache for each test, and the real data sets if they are available."""
 
 import os
 import shutil
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.written import image_set
+
+from sgp.benchmarks.datasets import cifar
+from sgp.benchmarks.datasets.images import ImageSet
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test leaves decoded images in the user's cache or finds some there."""
+    """Use a cache of the test's own."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("SGP_CACHE", str(folder))
     yield folder
@@ -20,7 +24,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of $SGP_DATA."""
+    """Return the folder of $SGP_DATA, or skip the test."""
     if not os.environ.get("SGP_DATA"):
         pytest.skip("set $SGP_DATA to a folder that holds the real data sets")
     return Path(os.environ["SGP_DATA"])
+
+
+@pytest.fixture
+def cifar100(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
+    """Replace CIFAR-100 by a small image set with its classes."""
+    images = image_set(classes=100, train_each=8, test_each=2)
+    monkeypatch.setattr(cifar, "read", lambda directory: images)
+    return images

@@ -1,11 +1,11 @@
-"""Permuted digits: the same images in another order of pixels, the same split every time. Split digits: two a task."""
+"""Permuted digits are the same images in another order of pixels; split digits are two classes a task."""
 
 import pytest
 import torch
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from sgp.benchmarks.digits import CLASSES, PIXELS, Digits, permuted_digits, split_digits, stream
+from sgp.benchmarks.digits import CLASSES, PIXELS, Digits, load_stream, permute_digits, split_digits
 from sgp.benchmarks.stream import Stream, Task, hold_out
 
 
@@ -14,7 +14,7 @@ def tasks(given: Stream) -> list[Task]:
 
 
 def test_a_task_has_all_images_as_float_inputs_and_integer_labels() -> None:
-    (task,) = tasks(permuted_digits(tasks=1))
+    (task,) = tasks(permute_digits(tasks=1))
     assert task.train.inputs.shape == (1433, PIXELS)
     assert len(task.validation) == 0
     assert task.test.inputs.shape == (364, PIXELS)
@@ -23,20 +23,20 @@ def test_a_task_has_all_images_as_float_inputs_and_integer_labels() -> None:
 
 
 def test_each_class_has_a_fifth_of_its_images_in_the_test_set() -> None:
-    (task,) = tasks(permuted_digits(tasks=1))
+    (task,) = tasks(permute_digits(tasks=1))
     train = task.train.labels.bincount(minlength=CLASSES)
     test = task.test.labels.bincount(minlength=CLASSES)
     torch.testing.assert_close(test / (train + test), torch.full((CLASSES,), 0.2), atol=0.005, rtol=0)
 
 
-def test_inputs_are_standardised_by_the_training_images() -> None:
-    (task,) = tasks(permuted_digits(tasks=1))
+def test_inputs_are_standardized_by_the_training_images() -> None:
+    (task,) = tasks(permute_digits(tasks=1))
     assert float(task.train.inputs.mean()) == pytest.approx(0, abs=1e-5)
     assert float(task.train.inputs.std()) == pytest.approx(1, abs=1e-5)
 
 
 def test_tasks_differ_only_in_the_order_of_pixels() -> None:
-    first, second = tasks(permuted_digits(tasks=2))
+    first, second = tasks(permute_digits(tasks=2))
     assert not torch.equal(first.train.inputs, second.train.inputs)
     torch.testing.assert_close(first.train.inputs.sort(dim=1).values, second.train.inputs.sort(dim=1).values)
     assert torch.equal(first.train.labels, second.train.labels)
@@ -45,13 +45,13 @@ def test_tasks_differ_only_in_the_order_of_pixels() -> None:
 
 
 def test_train_and_test_images_are_permuted_alike() -> None:
-    first, second = tasks(permuted_digits(tasks=2))
+    first, second = tasks(permute_digits(tasks=2))
 
     def correlations(inputs: torch.Tensor) -> torch.Tensor:
         centred = inputs - inputs.mean(dim=0)
         return centred.T @ centred / len(inputs)
 
-    # Which pixels vary together tells where they went, and is nearly the same in both sets of images.
+    # Correlations of pixels identify their places, and are nearly the same in both sets of images.
     for task in (first, second):
         same = torch.dist(correlations(task.train.inputs), correlations(task.test.inputs))
         assert same < 0.2 * correlations(task.train.inputs).norm()
@@ -60,28 +60,28 @@ def test_train_and_test_images_are_permuted_alike() -> None:
 
 
 def test_a_longer_stream_begins_with_the_shorter_one() -> None:
-    short, long = tasks(permuted_digits(2, seed=3)), tasks(permuted_digits(4, seed=3))
+    short, long = tasks(permute_digits(2, seed=3)), tasks(permute_digits(4, seed=3))
     for a, b in zip(short, long, strict=False):
         assert torch.equal(a.train.inputs, b.train.inputs)
         assert a.name == b.name
 
 
 def test_another_seed_gives_other_orders_of_pixels() -> None:
-    first, second = permuted_digits(1, seed=0)[0], permuted_digits(1, seed=1)[0]
+    first, second = permute_digits(1, seed=0)[0], permute_digits(1, seed=1)[0]
     assert not torch.equal(first.train.inputs, second.train.inputs)
 
 
-def test_the_global_random_state_is_left_alone() -> None:
+def test_the_global_random_state_does_not_change() -> None:
     before = torch.get_rng_state()
-    tasks(permuted_digits(2))
+    tasks(permute_digits(2))
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("arguments", [{"tasks": 0}, {"seed": -1}])
-def test_bad_numbers_are_refused_by_name(arguments: dict[str, int]) -> None:
+def test_invalid_numbers_are_named_in_the_error(arguments: dict[str, int]) -> None:
     (name,) = arguments
     with pytest.raises(ValueError, match=name):
-        permuted_digits(**arguments)
+        permute_digits(**arguments)
 
 
 def test_split_digits_have_two_classes_and_a_head_for_each_task() -> None:
@@ -94,22 +94,22 @@ def test_split_digits_have_two_classes_and_a_head_for_each_task() -> None:
     for task in whole:
         assert sorted(task.train.labels.unique().tolist()) == [0, 1]
     # The images are those of the digits that the task is named after.
-    base = permuted_digits(1)[0]
+    base = permute_digits(1)[0]
     twos = base.train.labels == 2
     assert int((whole[1].train.labels == 0).sum()) == int(twos.sum())
     assert whole[1].name == "digits 2 and 3"
 
 
 def test_split_digits_are_five_tasks_at_most() -> None:
-    assert len(stream(Digits(kind="split"), None, 0)) == 5
-    assert len(stream(Digits(kind="split", tasks=3), None, 0)) == 3
+    assert len(load_stream(Digits(kind="split"), None, 0)) == 5
+    assert len(load_stream(Digits(kind="split", tasks=3), None, 0)) == 3
 
 
 @pytest.mark.parametrize("kind", ["permuted", "split"])
-def test_the_benchmark_holds_out_images_by_the_runs_seed_or_its_own(kind: str) -> None:
-    whole = (permuted_digits(1, seed=4) if kind == "permuted" else split_digits(1))[0]
+def test_validation_images_are_drawn_by_the_runs_seed_or_the_settings(kind: str) -> None:
+    whole = (permute_digits(1, seed=4) if kind == "permuted" else split_digits(1))[0]
     for settings, seed in ((Digits(kind=kind, tasks=1), 4), (Digits(kind=kind, tasks=1, validation_seed=9), 9)):  # type: ignore[arg-type]
-        task = stream(settings, None, 4)[0]
+        task = load_stream(settings, None, 4)[0]
         train, validation = hold_out(whole.train, 0.1, seed)
         assert torch.equal(task.train.inputs, train.inputs)
         assert torch.equal(task.validation.inputs, validation.inputs)

@@ -1,4 +1,4 @@
-"""5-datasets: the order, the published constants, and grey images of 28 x 28 pixels among the others."""
+"""5-datasets has the published order and constants, and pads grey images of 28 x 28 pixels."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from sgp.benchmarks.datasets import cifar, idx, notmnist, svhn
 from sgp.benchmarks.datasets.images import ImageSet, MissingData
-from sgp.benchmarks.five_datasets import FiveDatasets, stream
+from sgp.benchmarks.five_datasets import FiveDatasets, load_stream
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ DEVIATIONS = {"CIFAR-10": 63 / 255, "MNIST": 0.2752, "SVHN": 0.198, "FashionMNIS
 
 
 def test_each_data_set_is_a_task_of_ten_classes(sets: dict[str, ImageSet], tmp_path: Path) -> None:
-    given = stream(FiveDatasets(), tmp_path, 0)
+    given = load_stream(FiveDatasets(), tmp_path, 0)
     assert list(given.names) == list(sets)
     assert (given.inputs, list(given.heads)) == ((3, 32, 32), [10] * 5)
     assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
@@ -50,10 +50,10 @@ def test_each_data_set_is_a_task_of_ten_classes(sets: dict[str, ImageSet], tmp_p
             assert torch.equal(task.test.inputs[:, 0], task.test.inputs[:, 2])
 
 
-def test_the_published_fourth_task_is_digits_with_the_constants_of_clothes(
+def test_the_published_fourth_task_is_mnist_with_the_constants_of_fashionmnist(
     sets: dict[str, ImageSet], tmp_path: Path
 ) -> None:
-    task = stream(FiveDatasets(fashion="digits"), tmp_path, 0)[3]
+    task = load_stream(FiveDatasets(fashion="digits"), tmp_path, 0)[3]
     assert torch.equal(task.test.labels, sets["MNIST"].test_labels)
     assert float(task.test.inputs[:, :, 0, 0].mean()) == pytest.approx(-0.219 / 0.3318, abs=1e-6)
 
@@ -61,15 +61,15 @@ def test_the_published_fourth_task_is_digits_with_the_constants_of_clothes(
 def test_validation_images_do_not_depend_on_the_runs_seed_unless_asked(
     sets: dict[str, ImageSet], tmp_path: Path
 ) -> None:
-    def held(settings: FiveDatasets, seed: int) -> torch.Tensor:
-        return stream(settings, tmp_path, seed)[0].validation.inputs
+    def load_validation(settings: FiveDatasets, seed: int) -> torch.Tensor:
+        return load_stream(settings, tmp_path, seed)[0].validation.inputs
 
-    assert torch.equal(held(FiveDatasets(), 3), held(FiveDatasets(), 4))
+    assert torch.equal(load_validation(FiveDatasets(), 3), load_validation(FiveDatasets(), 4))
     asked = FiveDatasets(validation_seed=None)
-    assert torch.equal(held(asked, 1), held(FiveDatasets(), 3))
-    assert not torch.equal(held(asked, 3), held(asked, 4))
+    assert torch.equal(load_validation(asked, 1), load_validation(FiveDatasets(), 3))
+    assert not torch.equal(load_validation(asked, 3), load_validation(asked, 4))
 
 
-def test_a_missing_data_set_is_told_before_the_first_task(tmp_path: Path) -> None:
+def test_a_missing_data_set_is_reported_before_the_first_task(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="cifar-10"):
-        stream(FiveDatasets(), tmp_path, 0)
+        load_stream(FiveDatasets(), tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Split miniImageNet: which classes a task has, and what becomes of the images."""
+"""Split miniImageNet draws the classes of a task as published and standardizes the images."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from benchmarks.written import image_set
 
 from sgp.benchmarks.datasets import miniimagenet
 from sgp.benchmarks.datasets.images import ImageSet
-from sgp.benchmarks.miniimagenet import SplitMiniImageNet, class_groups, stream
+from sgp.benchmarks.miniimagenet import SplitMiniImageNet, draw_classes, load_stream
 
 
 @pytest.fixture
@@ -19,19 +19,19 @@ def images(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
 
 
 def test_classes_are_drawn_as_in_the_published_code() -> None:
-    assert class_groups(37)[:3] == [[61, 49, 86, 78, 5], [91, 81, 82, 89, 18], [66, 32, 27, 38, 47]]
+    assert draw_classes(37)[:3] == [[61, 49, 86, 78, 5], [91, 81, 82, 89, 18], [66, 32, 27, 38, 47]]
     for seed in range(5):
-        groups = class_groups(seed)
+        groups = draw_classes(seed)
         assert [len(group) for group in groups] == [5] * 20
         assert sorted(label for group in groups for label in group) == list(range(100))
 
 
 @pytest.mark.parametrize(("class_seed", "drawn_by"), [(None, 4), (37, 37)])
 def test_a_task_has_its_five_classes(images: ImageSet, tmp_path: Path, class_seed: int | None, drawn_by: int) -> None:
-    given = stream(SplitMiniImageNet(class_seed=class_seed), tmp_path, 4)
+    given = load_stream(SplitMiniImageNet(class_seed=class_seed), tmp_path, 4)
     assert (len(given), given.inputs, list(given.heads)) == (20, (3, 84, 84), [5] * 20)
     assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
-    group = torch.tensor(class_groups(drawn_by)[2])
+    group = torch.tensor(draw_classes(drawn_by)[2])
     task = given[2]
     assert task.head == 2
     assert (len(task.train), len(task.validation), len(task.test)) == (38, 2, 10)
@@ -42,10 +42,10 @@ def test_a_task_has_its_five_classes(images: ImageSet, tmp_path: Path, class_see
     torch.testing.assert_close(task.test.inputs, (images.test[mine].float() / 255 - mean) / deviation)
 
 
-def test_classes_and_validation_have_seeds_of_their_own(images: ImageSet, tmp_path: Path) -> None:
+def test_classes_and_validation_have_separate_seeds(images: ImageSet, tmp_path: Path) -> None:
     fixed = SplitMiniImageNet(class_seed=1, validation_seed=2)
-    first, second = stream(fixed, tmp_path, 3)[0], stream(fixed, tmp_path, 4)[0]
+    first, second = load_stream(fixed, tmp_path, 3)[0], load_stream(fixed, tmp_path, 4)[0]
     assert torch.equal(first.validation.inputs, second.validation.inputs)
-    other = stream(SplitMiniImageNet(class_seed=1), tmp_path, 3)[0]
+    other = load_stream(SplitMiniImageNet(class_seed=1), tmp_path, 3)[0]
     assert torch.equal(other.test.inputs, first.test.inputs)
     assert not torch.equal(other.validation.inputs, first.validation.inputs)

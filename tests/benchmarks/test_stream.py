@@ -1,4 +1,4 @@
-"""Streams give their tasks by position; validation images are those of the published code."""
+"""Streams are indexed by position; validation images are those of the published code."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_validation_is_the_first_share_of_scikit_learns_shuffle(count: int, shar
     assert torch.equal(train.inputs.flatten().long(), train.labels)
 
 
-def test_a_stream_is_read_by_position_and_ends() -> None:
+def test_a_stream_is_indexed_by_position_and_ends() -> None:
     def make(position: int) -> Task:
         return Task(f"task {position}", position, examples(3), examples(0), examples(2))
 

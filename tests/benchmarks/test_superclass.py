@@ -4,21 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.written import image_set, random_pixels
+from benchmarks.written import random_pixels
 
-from sgp.benchmarks.datasets import cifar, pickles
+from sgp.benchmarks.datasets import pickles
 from sgp.benchmarks.datasets.images import ImageSet
-from sgp.benchmarks.superclass import ORDERS, SUPERCLASSES, Superclass, scrambled, stream
+from sgp.benchmarks.superclass import ORDERS, SUPERCLASSES, Superclass, load_stream, scale, scale_scrambled
 
 
-@pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch) -> ImageSet:
-    made = image_set(classes=100, train_each=8, test_each=2)
-    monkeypatch.setattr(cifar, "read", lambda directory: made)
-    return made
-
-
-def test_superclasses_share_the_classes_out() -> None:
+def test_every_class_belongs_to_one_superclass() -> None:
     members = [label for labels in SUPERCLASSES.values() for label in labels]
     assert sorted(members) == list(range(100))
     assert all(labels == tuple(sorted(labels)) for labels in SUPERCLASSES.values())
@@ -32,9 +25,9 @@ def test_orders_are_permutations() -> None:
 
 @pytest.mark.parametrize("order", range(5))
 def test_the_head_is_the_superclass_and_the_position_comes_from_the_order(
-    images: ImageSet, tmp_path: Path, order: int
+    cifar100: ImageSet, tmp_path: Path, order: int
 ) -> None:
-    given = stream(Superclass(order=order), tmp_path, 0)
+    given = load_stream(Superclass(order=order), tmp_path, 0)
     assert (len(given), given.inputs, list(given.heads)) == (20, (3, 32, 32), [5] * 20)
     assert tuple(given[0].test.inputs.shape[1:]) == given.inputs
     names = list(SUPERCLASSES)
@@ -42,37 +35,37 @@ def test_the_head_is_the_superclass_and_the_position_comes_from_the_order(
         task = given[position]
         assert (task.head, task.name, given.names[position]) == (head, names[head], names[head])
         members = torch.tensor(SUPERCLASSES[names[head]])
-        mine = torch.isin(images.test_labels, members)
+        mine = torch.isin(cifar100.test_labels, members)
         # The label is the rank of the class among the five, and the images are in file order.
-        assert torch.equal(members[task.test.labels], images.test_labels[mine])
-        assert torch.equal(task.test.inputs, images.test[mine].float() / 255)
+        assert torch.equal(members[task.test.labels], cifar100.test_labels[mine])
+        assert torch.equal(task.test.inputs, cifar100.test[mine].float() / 255)
         assert (len(task.train), len(task.validation)) == (38, 2)
 
 
-def test_fewer_tasks_are_the_first_ones_with_the_same_heads(images: ImageSet, tmp_path: Path) -> None:
-    few = stream(Superclass(tasks=2, order=1), tmp_path, 0)
+def test_fewer_tasks_are_the_first_ones_with_the_same_heads(cifar100: ImageSet, tmp_path: Path) -> None:
+    few = load_stream(Superclass(tasks=2, order=1), tmp_path, 0)
     assert list(few.names) == ["reptiles", "medium_mammals"]
     assert len(few.heads) == 20
     assert few[1].head == 12
 
 
 def test_scrambled_pixels_are_those_of_the_published_code() -> None:
-    planar = random_pixels(2, 3072)
-    new = scrambled(torch.from_numpy(planar).view(-1, 3, 32, 32))
-    for image, flat in zip(new.tolist(), planar.tolist(), strict=True):
+    planar = torch.from_numpy(random_pixels(2, 3072))
+    new = scale_scrambled(planar.view(-1, 3, 32, 32))
+    for image, flat in zip(new.tolist(), scale(planar).tolist(), strict=True):
         for channel in range(3):
             for row in range(32):
                 for column in range(32):
                     assert image[channel][row][column] == flat[96 * row + 3 * column + channel]
 
 
-def test_only_the_pixels_are_scrambled(images: ImageSet, tmp_path: Path) -> None:
-    true, other = stream(Superclass(), tmp_path, 0)[0], stream(Superclass(pixels="scrambled"), tmp_path, 0)[0]
+def test_only_the_pixels_are_scrambled(cifar100: ImageSet, tmp_path: Path) -> None:
+    true, other = load_stream(Superclass(), tmp_path, 0)[0], load_stream(Superclass(pixels="scrambled"), tmp_path, 0)[0]
     assert torch.equal(true.train.labels, other.train.labels)
     for part in ("train", "validation", "test"):
         a, b = getattr(true, part).inputs, getattr(other, part).inputs
         assert not torch.equal(a, b)
-        assert torch.equal(scrambled(a), b)
+        assert torch.equal(scale_scrambled((255 * a).round().to(torch.uint8)), b)
 
 
 def test_superclasses_are_those_of_the_real_files(real_data: Path) -> None:

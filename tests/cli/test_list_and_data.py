@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-import sgp.cli.data
+import sgp.benchmarks.datasets.check
+import sgp.benchmarks.datasets.download
 from sgp.benchmarks import BENCHMARKS
 from sgp.benchmarks.datasets.check import Report
 from sgp.cli import main
@@ -48,17 +48,14 @@ def test_each_method_says_what_it_needs_of_old_data(capsys: pytest.CaptureFixtur
 
 
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["list", "method"])
-    assert end.value.code == 2
-    captured = capsys.readouterr()
-    assert "methods" in captured.out + captured.err
+    assert main(["list", "method"]) == 2
+    assert capsys.readouterr().err == "sgp list: there is no kind 'method': did you mean methods?\n"
 
 
 REPORTS = {
     "complete": Report("cifar100", "complete", "50000 training and 10000 test images of 100 classes"),
     "missing": Report("mnist", "missing", "there is no [train] file"),
-    "damaged": Report("svhn", "damaged", "'a/b' is truncated: get it again"),
+    "damaged": Report("svhn", "damaged", "'a/b' is truncated: download it again"),
 }
 
 
@@ -73,7 +70,9 @@ def test_check_tells_the_state_of_each_data_set_and_fails_for_a_damaged_one(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(sgp.cli.data, "check", lambda directory: [REPORTS[state] for state in states])
+    monkeypatch.setattr(
+        sgp.benchmarks.datasets.check, "check_all", lambda directory: [REPORTS[state] for state in states]
+    )
     assert main(["data", "check", str(tmp_path)]) == code
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [[REPORTS[state].name, state] for state in states]
@@ -91,9 +90,9 @@ def test_an_empty_folder_has_everything_missing(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "code", "clue"),
     [
-        (["chekc"], 2, "there is no `sgp data chekc`; there are get and check"),
+        (["chekc"], 2, "there is no action 'chekc': did you mean check?"),
         (["check", "nowhere"], 1, "there is no folder 'nowhere'"),
-        (["check"], 1, "which folder? Say `sgp data check DIR` or set $SGP_DATA"),
+        (["check"], 1, "name a folder (sgp data check DIR) or set $SGP_DATA"),
         (["get", "cifar101"], 2, "there is no data set 'cifar101': did you mean cifar10 or cifar100"),
         (["get", "cifar101", "new"], 2, "there is no data set 'cifar101'"),
         (["get", "cifar100"], 1, "where is cifar100?"),
@@ -115,7 +114,7 @@ def test_check_looks_where_the_environment_says(
 ) -> None:
     asked: list[Path] = []
     monkeypatch.setenv("SGP_DATA", str(tmp_path))
-    monkeypatch.setattr(sgp.cli.data, "check", lambda directory: asked.append(directory) or [])
+    monkeypatch.setattr(sgp.benchmarks.datasets.check, "check_all", lambda directory: asked.append(directory) or [])
     assert main(["data", "check"]) == 0
     assert asked == [tmp_path]
 
@@ -123,11 +122,11 @@ def test_check_looks_where_the_environment_says(
 def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 
-    def get(name: str, directory: Path) -> Report:
+    def download(name: str, directory: Path) -> Report:
         asked.append(directory)
         return REPORTS["complete"]
 
-    monkeypatch.setattr(sgp.cli.data, "get", get)
+    monkeypatch.setattr(sgp.benchmarks.datasets.download, "download", download)
     monkeypatch.setenv("SGP_DATA", str(tmp_path / "its"))
     assert main(["data", "get", "cifar100"]) == 0
     assert main(["data", "get", "cifar100", str(tmp_path / "deep" / "own")]) == 0
@@ -138,7 +137,7 @@ def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["data", "get", "cifar100", "file"]) == 1
-    assert capsys.readouterr().err == "sgp data: cannot make the folder 'file': File exists\n"
+    assert capsys.readouterr().err == "sgp data: cannot create the folder 'file': File exists\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)

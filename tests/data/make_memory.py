@@ -1,4 +1,4 @@
-"""Writes ``memory-format-1.safetensors``, the file that every later version must still read.
+"""Write ``memory-format-1.safetensors``, the file that every later version must be able to read.
 
 Run once, with the version that introduced the format; a new format gets a new file beside the old one::
 
@@ -16,7 +16,7 @@ from sgp import GradientMemory
 
 
 class Network(nn.Module):
-    """One of each: a grouped convolution, a norm layer with statistics, shared subspaces, a plain layer."""
+    """A grouped convolution, a norm layer with statistics, layers that share a subspace, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Network(nn.Module):
 
 
 def network() -> Network:
-    """The same weights on every machine and in every version of torch."""
+    """Return a network with the same weights on every machine and in every version of PyTorch."""
     model = Network()
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
@@ -43,13 +43,13 @@ def network() -> Network:
 
 
 def waves(*shape: int, phase: float) -> Tensor:
-    """Numbers that come from no random generator."""
+    """Return deterministic numbers that do not depend on a random generator."""
     positions = torch.arange(math.prod(shape), dtype=torch.float64)
     return torch.sin(positions * 1.7 + phase).reshape(shape).float()
 
 
 def inputs(task: int) -> Tensor:
-    """Ten sequences that span few dimensions: another few in each task."""
+    """Return ten sequences that span few dimensions, which differ between tasks."""
     mixing = waves(2, 4, phase=7 * task)
     return torch.einsum("nkt,kc->nct", waves(10, 2, 8, phase=50 + task), mixing)
 

@@ -1,4 +1,4 @@
-"""The device of these tests: that of ``SGP_TEST_DEVICE``, or the CPU.
+"""Fixtures for the device of these tests: ``SGP_TEST_DEVICE``, or the CPU.
 
 With ``SGP_TEST_DEVICE=emulated`` the device of ``emulated.py`` is registered, for the whole process.
 """
@@ -21,22 +21,22 @@ if IS_EMULATED and not IS_TOO_OLD:
 
 @pytest.fixture
 def device() -> torch.device:
-    """The device to test, with its index."""
+    """Return the device to test, with its index."""
     return torch.zeros(0, device=NAME).device
 
 
 @pytest.fixture
 def emulator() -> Iterator[emulated.Emulator]:
-    """The emulated device's switches; on any other device the test is skipped."""
+    """Yield the emulator, or skip the test on any other device."""
     if not IS_EMULATED:
-        pytest.skip("only the emulated device can show this: SGP_TEST_DEVICE=emulated")
+        pytest.skip("needs the emulated device: SGP_TEST_DEVICE=emulated")
     yield emulated.EMULATOR
     emulated.EMULATOR.rounds_products = False
 
 
 @pytest.fixture
 def without_float64(emulator: emulated.Emulator) -> Iterator[None]:
-    """Let the emulated device have no float64, as MPS."""
+    """Disable float64 on the emulated device, as on MPS."""
     emulator.has_float64 = False
     has_float64.cache_clear()
     yield
@@ -46,7 +46,7 @@ def without_float64(emulator: emulated.Emulator) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _settings_as_before() -> Iterator[None]:
-    """Seed all random states, let convolutions have full precision, and restore torch's settings afterwards."""
+    """Seed all random states, set convolutions to full precision, and restore the settings of PyTorch afterwards."""
     if IS_TOO_OLD:
         pytest.skip("the emulated device needs torch 2.9")
     torch.manual_seed(0)

@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 NAME = "emulated"
-DEVICE = torch.device("cpu")  # until it is registered
+DEVICE = torch.device("cpu")  # until the device is registered
 HOST = torch.device("cpu")
 
 aten = torch.ops.aten
-# The host waits for the device to know these results.
+# The host must synchronize with the device for these results.
 SYNCHRONIZING = {
     aten._local_scalar_dense.default,
     aten.equal.default,
@@ -41,9 +41,9 @@ SYNCHRONIZING = {
     aten.nonzero.default,
     aten.masked_select.default,
     aten._unique2.default,
-    aten.bincount.default,  # the length of its result depends on the data
+    aten.bincount.default,  # the size of its result depends on the data
 }
-# The CPU's tensors are copied to the device by the operation itself.
+# These operations copy tensors of the CPU to the device.
 MOVING = {aten.copy_.default, aten._foreach_copy_.default}
 INDEXING = {aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default, aten.index_put.default}
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "dot"}
@@ -53,7 +53,7 @@ AUTOCAST = ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv2d")
 
 @dataclass
 class Counts:
-    """What the device has done, by the line of the package or the test that caused it."""
+    """Operations of the device by the line of the package or the test that caused them."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     synchronizations: Counter[str] = field(default_factory=Counter)
@@ -71,7 +71,11 @@ class Emulator:
 
     @contextmanager
     def count(self) -> Iterator[Counts]:
-        """Count what the device does inside the block."""
+        """Count the operations of the device inside the block.
+
+        Yields:
+            The counts.
+        """
         counts = Counts()
         self._counts.append(counts)
         try:
@@ -85,11 +89,11 @@ class Emulator:
             getattr(counts, kind)[_find_line()] += 1
 
     def run(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operation of the device on the hidden tensors."""
+        """Return the result of an operation on the hidden tensors."""
         self._check(operation, args, kwargs)
         target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_download = target is not None and target.type != NAME
-        # Where a mask selects, the size of the result depends on the data.
+        # The size of a selection by a mask depends on the data.
         has_mask = operation in INDEXING and torch.bool in _list_dtypes(args)
         if operation in SYNCHRONIZING or is_download or has_mask:
             self.note("synchronizations")
@@ -108,7 +112,12 @@ class Emulator:
         return pytree.tree_map_only(Tensor, lambda t: known[id(t)] if id(t) in known else EmulatedTensor(t), result)
 
     def _check(self, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Refuse what a real device refuses, and count the CPU's tensors that it takes."""
+        """Raise if a real device would, and count the CPU tensors that it copies.
+
+        Raises:
+            RuntimeError: Tensors of two devices are mixed, or the generator belongs to the CPU.
+            TypeError: The device has no float64.
+        """
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, torch.Generator) and leaf.device.type != NAME for leaf in leaves):
             raise RuntimeError(f"{operation}: expected a generator of {NAME!r}, found one of the CPU")
@@ -187,7 +196,7 @@ class EmulatedTensor(Tensor):
 
 
 def _copy(operation: Any, targets: Any, sources: Any, *_: Any) -> Any:
-    """Copy between any devices."""
+    """Return the target of a copy between any devices."""
     for target, source in zip(pytree.tree_leaves(targets), pytree.tree_leaves(sources), strict=True):
         is_target, is_source = isinstance(target, EmulatedTensor), isinstance(source, EmulatedTensor)
         EMULATOR.note("kernels" if is_target and is_source else "uploads" if is_target else "synchronizations")
@@ -198,14 +207,14 @@ def _copy(operation: Any, targets: Any, sources: Any, *_: Any) -> Any:
 
 
 def _list_dtypes(values: Any) -> list[torch.dtype]:
-    """Return the types of tensors, and the types that are asked for."""
+    """Return the types of tensors and the requested types."""
     leaves = pytree.tree_leaves(values)
     dtypes = [leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     return [dtype for dtype in dtypes if isinstance(dtype, torch.dtype)]
 
 
 def _round_to_tf32(tensor: Tensor) -> Tensor:
-    """Round float32 values to 10 bits of mantissa."""
+    """Return float32 values rounded to 10 bits of mantissa."""
     if tensor.dtype != torch.float32:
         return tensor
     bits = tensor.contiguous().view(torch.int32)
@@ -224,7 +233,7 @@ def _find_line() -> str:
 
 
 def _run_in_lower_precision(operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a product as autocast does."""
+    """Return a product, computed as under autocast."""
     dtype = torch.get_autocast_dtype(NAME)
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
     with torch._C._ExcludeDispatchKeyGuard(key):
@@ -252,10 +261,10 @@ def register() -> None:
     )
     _setup_privateuseone_for_python_backend(NAME, backend_module=module)
     DEVICE = torch.device(NAME, 0)
-    # Operations without a tensor of the device, such as torch.zeros(device=...), come here.
+    # Operations without a tensor of the device, such as torch.zeros(device=...), are dispatched here.
     _library.fallback(lambda operation, *args, **kwargs: EMULATOR.run(operation, args, kwargs), "PrivateUse1")
     _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    # torch.tensor(..., device=...) does not ask __torch_dispatch__.
+    # torch.tensor(..., device=...) does not call __torch_dispatch__.
     _aten_library.impl("copy_", lambda target, source, *_: _copy(aten.copy_.default, target, source), "PrivateUse1")
     for name in AUTOCAST:
         _aten_library.impl(name, partial(_run_in_lower_precision, getattr(aten, name)), "AutocastPrivateUse1")

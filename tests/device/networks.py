@@ -1,4 +1,4 @@
-"""Small networks of every kind of layer, with the batches of an old and a new task."""
+"""Small networks with every kind of layer, and batches of an old and a new task."""
 
 import copy
 import math
@@ -13,13 +13,13 @@ from torch.optim import SGD, Adam, Optimizer
 
 import sgp
 
-# Rounding of float32 in a step and in the products of a check stays below this.
+# Upper bound of the rounding of float32 in a step and in the products of a check.
 LIMIT = 1e-4
 OUTPUTS = 4
 
 
 class ImageNet(nn.Module):
-    """A convolution, a norm layer and linear layers of about one size, which are projected in a stack."""
+    """A convolution, a norm layer and linear layers of similar sizes, which are projected in a stack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,17 +89,17 @@ IMAGES, TEXTS = CASES["images"], CASES["texts"]
 
 
 def make_sgd(model: nn.Module) -> SGD:
-    """Return plain SGD with momentum, which every mode is exact for."""
+    """Return SGD with momentum, for which every mode is exact."""
     return SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def make_adam(model: nn.Module) -> Adam:
-    """Return Adam, which only the step mode is exact for."""
+    """Return Adam, for which only the step mode is exact."""
     return Adam(model.parameters(), lr=0.01)
 
 
 def make_memory(model: nn.Module, **settings: Any) -> sgp.GradientMemory:
-    """Return a memory that blocks all that old inputs span."""
+    """Return a memory that blocks the span of the old inputs."""
     options: dict[str, Any] = {"threshold": 1.0, "alpha": math.inf, "exclude": ["head*"]} | settings
     return sgp.GradientMemory(model, **options)
 
@@ -125,17 +125,17 @@ def prepare_batch(batch: Tensor, model: nn.Module) -> Tensor:
 
 
 def copy_weights(model: nn.Module, device: torch.device | str | None = None) -> dict[str, Tensor]:
-    """Return copies of a model's weights, on another device if that is given."""
+    """Return copies of a model's weights, optionally on another device."""
     return {name: value.detach().clone().to(device or value.device) for name, value in model.state_dict().items()}
 
 
 def copy_to(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a model of the CPU on a device."""
+    """Return a copy of a model on a device."""
     return copy.deepcopy(model).to(device)
 
 
 def assert_protected(memory: sgp.GradientMemory, case: Case, before: dict[str, Tensor], limit: float = LIMIT) -> None:
-    """Assert that every protected layer but the full ones has trained, and nothing has changed for the old batch."""
+    """Assert that every layer with free capacity has trained, and that outputs for the old batch have not changed."""
     result = memory.check(prepare_batch(case.old_batch, memory.model), reference=before)
     moved = {n: not torch.equal(t.cpu(), before[n].cpu()) for n, t in memory.model.state_dict().items()}
     assert all(moved[layer.weight.name] for layer in memory.layers.values()), moved

@@ -1,4 +1,4 @@
-"""A memory's whole life on a device: every mode, saving and loading, and what stands on another device."""
+"""A memory on a device: every mode, saving and loading, and arguments on another device."""
 
 from collections import UserDict, namedtuple
 from collections.abc import Callable
@@ -68,12 +68,12 @@ def test_every_mode_protects_on_the_device(case: Case, how: str, device: torch.d
     memory.update([case.make_batch(1).to(device)])
     before = copy_weights(model)
     train(case, model, optimizer, device, steps=4)
-    # Most layers are full now: what moves is rounding, and of that a share may leak.
+    # Most layers are full now: they change by rounding, of which a share may leak.
     assert max(layer.drift for layer in memory.check(case.make_batch(1), reference=before).layers) < LIMIT
 
 
 @pytest.mark.parametrize("how", MODES)
-def test_the_device_trains_as_the_cpu(case: Case, how: str, device: torch.device) -> None:
+def test_training_on_the_device_equals_training_on_the_cpu(case: Case, how: str, device: torch.device) -> None:
     build, options = MODES[how]
     original = case.build()
     trained = []
@@ -83,7 +83,7 @@ def test_the_device_trains_as_the_cpu(case: Case, how: str, device: torch.device
         memory.attach(optimizer, **options)
         memory.update([case.old_batch])
         train(case, model, optimizer, place)
-        # Not the weights: Adam makes steps of the rounding in a gradient that is zero, as that of a bias of keys.
+        # The weights may differ: Adam takes steps along rounding in zero gradients, such as the one of a bias of keys.
         trained.append(model.eval()(case.make_batch(1).to(place)).cpu())
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-3)
 
@@ -108,7 +108,7 @@ def test_16_bit_weights_are_protected_on_the_device(build: Any, case: Case, devi
 
 
 class Encoding(UserDict[str, Tensor]):
-    """A batch that moves itself, as those of transformers do."""
+    """A batch with a method ``to``, as in transformers."""
 
     def to(self, device: torch.device) -> "Encoding":
         self.data = {key: value.to(device) for key, value in self.data.items()}
@@ -138,7 +138,7 @@ def test_batches_on_the_cpu_are_moved_to_the_models_device(kind: str, device: to
     assert given.check(batch).drift == 0
     assert given.plan(8, batch).layers
     if isinstance(batch, Encoding):
-        assert batch["tokens"].device.type == "cpu"  # the loader's own batch stays where it is
+        assert batch["tokens"].device.type == "cpu"  # the loader's batch is not moved
 
 
 def test_a_forward_and_a_mask_see_batches_on_the_models_device(device: torch.device) -> None:
@@ -252,7 +252,7 @@ def test_a_default_device_changes_nothing(place: str, case: Case, device: torch.
     memory.attach(optimizer, mode="input")
     memory.update(batches[:1])
     before = copy_weights(model)
-    with torch.device("cpu"):  # the batches of a training would be made there
+    with torch.device("cpu"):  # as in a training loop that creates its batches there
         train(case, model, optimizer, where)
     result = memory.check(batches[0], reference=before)
     assert result.leak < LIMIT

@@ -1,4 +1,4 @@
-"""Autocast and TF32 change what the model computes, never what the memory does."""
+"""Autocast and TF32 change the outputs of the model, but not the computations of the memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:nearly all of the capacity is blocked"),
 ]
 
-# The two ways in which torch is told to use fewer bits.
+# The two ways to reduce the precision of products in PyTorch.
 TF32: dict[str, Callable[[], Any]] = {
     "for all backends": lambda: torch.set_float32_matmul_precision("high"),
     "by backend": lambda: setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32"),
@@ -51,7 +51,7 @@ def autocast(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def tf32(how: str) -> Iterator[None]:
-    """Let products be computed in TF32."""
+    """Compute products in TF32."""
     if how == "by backend" and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         pytest.skip("torch has these settings since 2.9")
     TF32[how]()
@@ -73,7 +73,7 @@ REDUCED: dict[str, Callable[[torch.device], Any]] = {
 
 @pytest.fixture(params=REDUCED)
 def reduced(request: pytest.FixtureRequest, device: torch.device) -> Callable[[], Any]:
-    """A block in which products have fewer bits; on the emulated device those of TF32 are really rounded."""
+    """Return a context with products of fewer bits; on the emulated device, TF32 products are rounded."""
     if device.type == "emulated":
         request.getfixturevalue("emulator").rounds_products = True
     return lambda: REDUCED[request.param](device)
@@ -150,7 +150,7 @@ def test_a_check_reports_the_drift_of_full_precision(
     wanted = memory.check(case.old_batch)
     assert wanted.drift > 0.01
     with reduced():
-        model(case.old_batch.to(device))  # autocast keeps copies of weights that it has cast
+        model(case.old_batch.to(device))  # autocast caches the weights that it has cast
         found = memory.check(case.old_batch)
     assert found == wanted
 
@@ -169,7 +169,7 @@ def test_a_check_sees_the_drift_of_a_forward_pass_that_casts_weights(device: tor
 
     wanted = memory.check(IMAGES.old_batch, forward=forward).drift
     with autocast(device):
-        model(IMAGES.old_batch.to(device))  # the casts of these weights are kept until the block ends
+        model(IMAGES.old_batch.to(device))  # the cast weights are cached until the block ends
         assert memory.check(IMAGES.old_batch, forward=forward).drift == wanted > 0.01
 
 
@@ -230,9 +230,7 @@ def test_inputs_are_projected_in_full_precision_only(reduced: Callable[[], Any],
     assert modes == [{"0": "input"}, {"0": "gradient"}]
 
 
-def test_inputs_that_were_projected_are_no_more_as_soon_as_precision_is_reduced(
-    reduced: Callable[[], Any], device: torch.device
-) -> None:
+def test_the_input_mode_ends_when_precision_is_reduced(reduced: Callable[[], Any], device: torch.device) -> None:
     model = make_wide().to(device)
     memory = make_memory(model, exclude=["1"])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -1,4 +1,4 @@
-"""A step neither waits for the device nor copies anything to it."""
+"""A step neither synchronizes with the device nor copies anything to it."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @contextmanager
 def forbid_synchronization(device: torch.device) -> Iterator[None]:
-    """Raise if the host waits for the device inside the block."""
+    """Raise if the host synchronizes with the device inside the block."""
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -58,7 +58,7 @@ def forbid_synchronization(device: torch.device) -> Iterator[None]:
             yield
         assert counts.synchronizations == {}
     else:
-        pytest.skip(f"synchronizations of {device.type} cannot be seen")
+        pytest.skip(f"synchronizations of {device.type} cannot be counted")
 
 
 def select_package(counts: Counter[str]) -> dict[str, int]:
@@ -67,7 +67,7 @@ def select_package(counts: Counter[str]) -> dict[str, int]:
 
 
 def count_step(case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Counts:
-    """Count what a forward, a backward and a step do on the emulated device."""
+    """Return the operations of a forward, a backward and a step on the emulated device."""
     with EMULATOR.count() as counts:
         compute_gradient(case, model, optimizer, device)
         optimizer.step()

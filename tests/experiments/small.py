@@ -38,7 +38,7 @@ class Noise:
     tasks: int = 2
     """How many."""
     colour: Literal["grey", "rgb"] = "rgb"
-    """Of the noise."""
+    """Color of the noise."""
 
 
 def stream(settings: Noise, data: Path | None, seed: int) -> Stream:
@@ -106,7 +106,7 @@ def run_with_stops(path: Path, config: Config, *stops: tuple[int, int]) -> Super
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What a run has written down, without the clock."""
+    """Return the events of a run without times."""
     lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
 

@@ -51,7 +51,7 @@ def test_what_is_kept_lies_a_share_of_the_way_back_to_the_old_weights() -> None:
     torch.manual_seed(0)
     model = MLP((3, 4), (2, 2))
     old = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    average = WeightAverage(model, 0.5, old_share=0.25, new=["heads.*"])
+    average = WeightAverage(model, 0.5, interpolation_weight=0.25, new=["heads.*"])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
@@ -76,11 +76,11 @@ def test_stored_statistics_are_averaged_and_counts_are_not() -> None:
 def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    average = WeightAverage(model, 0.9, old_share=0.25)
+    average = WeightAverage(model, 0.9, interpolation_weight=0.25)
     with torch.no_grad():
         model.weight.add_(1.0)
     average.update()
-    again = WeightAverage(model, 0.9, old_share=0.25)
+    again = WeightAverage(model, 0.9, interpolation_weight=0.25)
     again.load_state_dict(
         {
             part: {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -98,8 +98,8 @@ def test_it_goes_on_from_its_state_and_keeps_the_order_of_memory() -> None:
             assert tensor.stride() == again.state_dict()[part][name].stride()
 
 
-@pytest.mark.parametrize("old_share", [0.0, 0.2])
-def test_the_averaged_change_obeys_the_projection(old_share: float) -> None:
+@pytest.mark.parametrize("interpolation_weight", [0.0, 0.2])
+def test_the_averaged_change_obeys_the_projection(interpolation_weight: float) -> None:
     torch.manual_seed(0)
     model = MLP((20, 30, 30), (4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -115,7 +115,7 @@ def test_the_averaged_change_obeys_the_projection(old_share: float) -> None:
     biases = {
         name: layer.bias.detach().clone() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     }
-    average = WeightAverage(model, 0.9, old_share=old_share)
+    average = WeightAverage(model, 0.9, interpolation_weight=interpolation_weight)
     for _ in range(30):
         optimizer.zero_grad()
         F.cross_entropy(model(new, 1), labels).backward()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
@@ -41,7 +40,7 @@ def lines(path: Path) -> int:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head that runs nothing, and two workers of one core each."""
+    """Start a head that runs nothing, and two workers with one core each."""
     pytest.importorskip("ray", reason="of the extra 'ray'")
     from ray.cluster_utils import Cluster
 
@@ -61,7 +60,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def runner_of(path: Path) -> int:
-    """The process that is at a run: the one that has its lock open."""
+    """Return the process that executes a run: the one that has its lock open."""
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:

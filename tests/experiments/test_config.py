@@ -1,4 +1,4 @@
-"""What a run is: names and values that are checked before anything is loaded, and files that say the same."""
+"""Configs: names and values are checked before anything is loaded, and files contain the same."""
 
 import dataclasses
 import itertools
@@ -20,12 +20,12 @@ from sgp.experiments.config import (
     SupervisedSettings,
     as_yaml,
     configure,
-    differences,
+    convert,
+    find_differences,
     from_file,
     is_whole,
+    read_recorded,
     read_yaml,
-    recorded,
-    typed,
 )
 from sgp.methods import METHODS
 from sgp.paper import PRESETS, RECIPES, has_recipe
@@ -55,7 +55,7 @@ def test_a_file_gives_the_same_config_again(benchmark: str, method: str, tmp_pat
         (tmp_path / "config.yaml").write_text(as_yaml(config), encoding="utf-8")
         again = from_file(tmp_path / "config.yaml")
         assert again == config
-        assert list(differences(again, config)) == []
+        assert list(find_differences(again, config)) == []
 
 
 def test_a_file_keeps_infinity_and_small_numbers(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
         ({"preset": "papr"}, "there is no preset 'papr': did you mean paper"),
         ({"recipe": "fats"}, "there is no recipe 'fats': did you mean fast"),
         ({"network": "lennet"}, "there is no network 'lennet': did you mean lenet"),
-        ({"alhpa": 1}, "there is no setting of sgp on digits 'alhpa': did you mean alpha"),
-        ({"stream": 1}, "there is no setting of sgp on digits 'stream'"),
+        ({"alhpa": 1}, "sgp on digits has no setting alhpa: did you mean alpha"),
+        ({"stream": 1}, "sgp on digits has no setting stream"),
         ({"kind": "splt"}, "there is no kind 'splt': did you mean split"),
         ({"schedule": "cosin"}, "there is no schedule 'cosin': did you mean cosine"),
     ],
@@ -157,9 +157,9 @@ def test_a_setting_of_another_method_is_unknown() -> None:
         {"average": 1.0},
         {"average": -0.1},
         {"average": math.nan},
-        {"old_share": 1.0},
-        {"old_share": -0.1},
-        {"old_share": math.nan},
+        {"interpolation_weight": 1.0},
+        {"interpolation_weight": -0.1},
+        {"interpolation_weight": math.nan},
         {"threshold": 2.0},
         {"alpha": -1.0},
         {"tasks": 0},
@@ -176,10 +176,10 @@ def test_a_value_out_of_range_is_refused_by_name(bad: dict[str, Any]) -> None:
 def test_settings_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match="average goes with schedule=constant, cosine or linear"):
         configure("digits", "sgp", schedule="patience", average=0.9)
-    with pytest.raises(ValueError, match="old_share goes with average"):
-        configure("digits", "sgp", old_share=0.2)
-    with pytest.raises(ValueError, match="old_share is for methods that only act on steps, and trgp"):
-        configure("digits", "trgp", recipe="fast", old_share=0.2)
+    with pytest.raises(ValueError, match="interpolation_weight needs average"):
+        configure("digits", "sgp", interpolation_weight=0.2)
+    with pytest.raises(ValueError, match="interpolation_weight needs a method that only acts on steps, but trgp"):
+        configure("digits", "trgp", recipe="fast", interpolation_weight=0.2)
     with pytest.raises(ValueError, match="realign is for methods that only act on steps, and er"):
         configure("digits", "er", kind="split", realign=True)
     with pytest.raises(ValueError, match="realign is not for blip, which rounds the weights"):
@@ -194,9 +194,9 @@ def test_a_run_keeps_the_default_of_a_setting_that_its_recipe_got_later(tmp_path
     now = configure("split-cifar100", "gpm", recipe="fast", seed=4)
     assert now.trainer.average == 0.99
     file.write_text("".join(f"{line}\n" for line in as_yaml(now).splitlines() if not line.startswith("average")))
-    then = recorded(file)
+    then = read_recorded(file)
     assert then.trainer.average == 0.0
-    assert {each.partition(":")[0] for each in differences(then, now)} == {"average"}
+    assert {each.partition(":")[0] for each in find_differences(then, now)} == {"average"}
     assert from_file(file) == now
 
 
@@ -219,7 +219,7 @@ def test_a_run_keeps_the_default_of_a_setting_that_its_recipe_got_later(tmp_path
     ids=str,
 )
 def test_a_value_is_brought_to_its_type(value: Any, wanted: Any, result: Any) -> None:
-    found = typed("name", value, wanted)
+    found = convert("name", value, wanted)
     assert found == result
     assert type(found) is type(result)
 
@@ -248,7 +248,7 @@ def test_a_value_is_brought_to_its_type(value: Any, wanted: Any, result: Any) ->
 )
 def test_a_value_of_another_type_is_refused_by_name(value: Any, wanted: Any) -> None:
     with pytest.raises(ValueError, match="the_name"):
-        typed("the_name", value, wanted)
+        convert("the_name", value, wanted)
 
 
 def test_a_run_is_whole_unless_it_is_cut_down() -> None:
@@ -261,9 +261,9 @@ def test_a_run_is_whole_unless_it_is_cut_down() -> None:
 
 def test_differences_name_what_and_both_values() -> None:
     one, other = configure("digits", "sgp", lr=0.2, seed=1), configure("digits", "sgp", tasks=3)
-    assert sorted(differences(one, other)) == ["lr: 0.2, not 0.1", "seed: 1, not 0", "tasks: 10, not 3"]
-    assert list(differences(one, one)) == []
-    methods = list(differences(configure("digits", "gpm"), configure("digits", "sgp")))
+    assert sorted(find_differences(one, other)) == ["lr: 0.2, not 0.1", "seed: 1, not 0", "tasks: 10, not 3"]
+    assert list(find_differences(one, one)) == []
+    methods = list(find_differences(configure("digits", "gpm"), configure("digits", "sgp")))
     assert sorted(methods) == ["alpha: nothing, not 1.0", "method: gpm, not sgp"]
 
 
@@ -310,7 +310,7 @@ def test_a_method_that_needs_a_say_in_the_training_is_refused_for_games(benchmar
 
 
 def test_a_setting_of_supervised_training_is_none_of_games() -> None:
-    for name in ("samples", "statistics", "network_bias", "schedule"):
+    for name in ("samples", "norm_statistics", "network_bias", "schedule"):
         with pytest.raises(ValueError, match=f"no setting of sgp on atari '{name}'"):
             configure("atari", "sgp", **{name: 5})
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: plain lines where there is no terminal, a live line at one."""
+"""Progress displays: plain lines without a terminal, a live line at one."""
 
 import io
 from typing import Any
@@ -24,7 +24,7 @@ def row(task: int, name: str = "a [b] task") -> dict[str, Any]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, in seconds, which a test may set."""
+    """Replace the clock by seconds that a test sets."""
     now = [1000.0]
     monkeypatch.setattr("sgp.experiments.display.time.monotonic", lambda: now[0])
     return now

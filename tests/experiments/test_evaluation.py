@@ -15,11 +15,11 @@ from sgp.networks import MLP
 @given(st.integers(0, 50), st.integers(1, 20))
 def test_batches_have_every_row_in_its_order_and_never_a_single_one(rows: int, size: int) -> None:
     order = torch.randperm(rows)
-    lots = list(split_rows(order, size))
-    assert torch.equal(torch.cat([*lots, order[:0]]), order)
+    batches = list(split_rows(order, size))
+    assert torch.equal(torch.cat([*batches, order[:0]]), order)
     if size > 1 and rows > 1:
-        assert all(len(lot) > 1 for lot in lots)
-    assert all(len(lot) <= size + 1 for lot in lots)
+        assert all(len(batch) > 1 for batch in batches)
+    assert all(len(batch) <= size + 1 for batch in batches)
 
 
 def examples(count: int) -> Examples:
@@ -61,7 +61,7 @@ def test_it_runs_in_eval_mode_in_the_order_given_and_restores_the_mode(mode: boo
     order = torch.randperm(9)
     first = evaluate(model, given_, 2, batch=4, order=order)
     assert torch.equal(torch.cat(model.seen), given_.inputs[order])
-    assert [len(lot) for lot in model.seen] == [4, 5]
+    assert [len(batch) for batch in model.seen] == [4, 5]
     assert (model.modes, model.training, model.head) == ({False}, mode, 2)
     assert evaluate(model, given_, 2, batch=4, order=order) == first
     # With statistics of the batch the composition matters, which is why the order is fixed.

@@ -35,7 +35,7 @@ def parts(value: float) -> dict[str, dict[str, Any]]:
 
 
 def learned(path: Path) -> RunFolder:
-    """A folder with a checkpoint over two lines, and a third line after it."""
+    """Create a folder with a checkpoint that covers two lines, and a third line after it."""
     with begun(path) as folder:
         folder.log("epoch", loss=1.0)
         folder.log("epoch", loss=0.5)
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_does_not_name_its_config_is_loaded(tmp_path: Path) ->
 
 
 def part_of(run: Path, name: str) -> Path:
-    """The file of a part of the checkpoint."""
+    """Return the file of a part of the checkpoint."""
     file: str = json.loads((run / "checkpoint.json").read_text())["parts"][name]
     return run / "checkpoint" / file
 

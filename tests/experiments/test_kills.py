@@ -1,4 +1,4 @@
-"""Runs that are really killed, at random moments and at chosen ones, and really taken up again."""
+"""Runs in processes that are killed, at random and at chosen moments, and resumed."""
 
 import json
 import multiprocessing
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
@@ -127,7 +126,7 @@ def test_at_most_one_epoch_is_lost(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts `python -m sgp` as a user would, in a folder of its own."""
+    """Start `python -m sgp` as a user would, in a folder of its own."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **named: object) -> "subprocess.Popen[str]":
@@ -173,10 +172,10 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(
     output, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (130, "")
     last = output.splitlines()[-1]
-    assert last.startswith("Stopped; go on with: sgp run ")
+    assert last.startswith("Stopped; resume with: sgp run ")
     assert not [file for file in path.rglob(".*") if file.name != ".lock"]
 
-    again = shlex.split(last.partition("go on with: sgp ")[2])
+    again = shlex.split(last.partition("resume with: sgp ")[2])
     process = shell(*again)
     output, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (0, "")
@@ -201,7 +200,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert process.returncode == 1
     (line,) = errors.splitlines()
     assert "File too large" in line
-    assert line.endswith(f"what was learned until the last checkpoint is kept, go on with: sgp run {path} --resume")
+    assert line.endswith(f"the last checkpoint is kept, resume with: sgp run {path} --resume")
     path = tmp_path / path
     assert 0 < lines(path) < lines(tmp_path / "whole")
     assert not [file for file in path.rglob(".*") if file.name != ".lock"]

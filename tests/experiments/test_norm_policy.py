@@ -25,10 +25,10 @@ class Small(nn.Module):
 class WithStatistics(Method[NoSettings]):
     """Method that leaves the statistics to the network, to each task, or owns them."""
 
-    kind: NormStatistics = "each"
+    kind: NormStatistics = "per-task"
 
     @property
-    def statistics(self) -> NormStatistics:
+    def norm_statistics(self) -> NormStatistics:
         return self.kind
 
 
@@ -108,7 +108,7 @@ def test_the_network_has_one_set_of_statistics_unless_each_task_has_its_own() ->
     torch.manual_seed(0)
     network = Small()
     policy = make_policy(network)
-    policy._method.kind = "one"  # type: ignore[attr-defined]
+    policy._method.kind = "shared"  # type: ignore[attr-defined]
     policy.estimate(1, [(torch.rand(8, 3, 5) + 2, 1)])
     assert policy.state_dict() == {}
     assert bool((network.norm.running_mean > 2).all())  # type: ignore[operator]
@@ -118,7 +118,7 @@ def test_statistics_are_not_estimated_if_the_method_owns_them_or_a_shared_head_h
     policy, shared = make_policy(Small()), make_policy(Small(), has_shared_head=True)
     assert policy.is_estimated
     assert not shared.is_estimated
-    shared._method.kind = "one"  # type: ignore[attr-defined]
+    shared._method.kind = "shared"  # type: ignore[attr-defined]
     policy._method.kind = "own"  # type: ignore[attr-defined]
     assert shared.is_estimated
     assert not policy.is_estimated

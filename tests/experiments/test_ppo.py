@@ -96,7 +96,7 @@ def test_updates_are_written_down_with_the_scores_of_the_games_that_ended(tmp_pa
     ]
     assert [entry["lr"] for entry in found[:3]] == pytest.approx([0.01, 0.02 / 3, 0.01 / 3])
     for entry in found:
-        # Four copies of eight steps: each plays a game of six signs and begins another, or goes on with it.
+        # Four copies of eight steps: each plays a game of six signs and begins another, or continues it.
         assert entry["games"] in (4, 8)
         assert -6 <= entry["score"] <= 6 * PAY
         assert entry["entropy"] > 0
@@ -133,7 +133,7 @@ def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
 
 
 def leak(path: Path, **settings: Any) -> float:
-    """The largest share of what the second game changed in a layer that lies in the space of the first."""
+    """Return the largest share, over layers, of the second game's change that lies in the space of the first game."""
     kept: dict[str, Tensor] = {}
 
     def keep(event: str, values: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def test_a_method_takes_in_states_of_the_last_update_with_actions_of_the_policy(
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no numbers any more in update 1 of two: try a lower --lr than 1e\+30"):
+    with pytest.raises(RunError, match=r"became NaN or infinite in update 1 of two; try a lower --lr than 1e\+30"):
         run(tmp_path / "run", small(lr=1e30))
 
 
@@ -230,7 +230,7 @@ def test_weights_that_are_no_numbers_are_told_at_once_and_never_kept(update: int
 
     with RunFolder.begin(tmp_path, small(), resume=False) as folder:
         learner = PPOTrainer(small(), signs_stream(), folder, spoil)
-        with pytest.raises(RunError, match=f"no numbers any more in update {update} of two: try a lower --lr"):
+        with pytest.raises(RunError, match=f"became NaN or infinite in update {update} of two; try a lower --lr"):
             learner.run()
         kept = folder.load()
     assert kept is not None

@@ -33,23 +33,23 @@ def test_a_drift_that_a_head_can_follow_is_undone_for_inputs_that_were_not_seen(
     torch.manual_seed(0)
     network, unseen = Network(bias=True).eval(), torch.randn(50, 6)
     before = network(unseen, 0).detach()
-    lots = batches(count=20)
-    wanted = compute_logits(network, [0], lots, 2)
+    inputs = batches(count=20)
+    wanted = compute_logits(network, [0], inputs, 2)
     with torch.no_grad():
         network.body.weight.copy_((torch.eye(5) + torch.randn(5, 5) / 5) @ network.body.weight)
     lost = (network(unseen, 0) - before).norm()
     for _ in range(20):  # each time the ridge holds back less
-        realign(network, [0], wanted, lots, 2)
+        realign(network, [0], wanted, inputs, 2)
     assert (network(unseen, 0) - before).norm() < lost / 20
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_is_as_before_but_for_the_heads(training: bool) -> None:
     torch.manual_seed(0)
-    network, lots = Network(norm=True).train(training), batches()
+    network, inputs = Network(norm=True).train(training), batches()
     own = copy.deepcopy(network.state_dict())
-    wanted = compute_logits(network, [0], lots, 2)
-    realign(network, [0], 2 * wanted, lots, 2)
+    wanted = compute_logits(network, [0], inputs, 2)
+    realign(network, [0], 2 * wanted, inputs, 2)
     changed = {name for name, tensor in network.state_dict().items() if not torch.equal(tensor, own[name])}
     assert changed == {"heads.0.weight"}
     assert all(module.training is training for module in network.modules())

@@ -14,7 +14,7 @@ from sgp.experiments.schedules import SCHEDULES, Constant, Cosine, Patience, Sch
 
 
 def published(losses: list[float], settings: SupervisedSettings) -> tuple[list[float], int | None]:
-    """The rate of each epoch that is trained, and the epoch whose weights are kept, as the published code has it."""
+    """Return the learning rate of each epoch and the epoch whose weights are kept, as in the published code."""
     best_loss, best_epoch = math.inf, None
     lr, patience = settings.lr, settings.patience
     rates = []
@@ -37,7 +37,7 @@ def published(losses: list[float], settings: SupervisedSettings) -> tuple[list[f
 
 
 def observed(schedule: Schedule, losses: list[float]) -> tuple[list[float], int | None]:
-    """The same of one of ours."""
+    """Return the same for one of our schedules."""
     rates, kept = [], None
     for epoch, loss in enumerate(losses):
         if schedule.done:

@@ -1,4 +1,4 @@
-"""What a run has come to, read from its folder at any moment."""
+"""Results of a run, read from its folder at any moment."""
 
 from pathlib import Path
 

@@ -53,9 +53,9 @@ def by_hand(config: Any, stream: Stream) -> tuple[nn.Module, list[list[float]]]:
         network.train()
         for epoch in range(config.trainer.epochs):
             order = torch.randperm(len(task.train), generator=make_generator(config.seed, "order", position, epoch))
-            for lot in split_rows(order, config.trainer.batch):
+            for batch in split_rows(order, config.trainer.batch):
                 optimizer.zero_grad()
-                F.cross_entropy(network(task.train.inputs[lot], task.head), task.train.labels[lot]).backward()
+                F.cross_entropy(network(task.train.inputs[batch], task.head), task.train.labels[batch]).backward()
                 optimizer.step()
         network.eval()
         row = []
@@ -85,10 +85,10 @@ def test_heads_learn_at_a_rate_of_their_own(tmp_path: Path) -> None:
     epochs, n = config.trainer.epochs, len(task.train)
     for epoch in range(epochs):
         order = torch.randperm(n, generator=make_generator(config.seed, "order", 0, epoch))
-        for number, lot in enumerate(split_rows(order, config.trainer.batch)):
+        for number, batch in enumerate(split_rows(order, config.trainer.batch)):
             share = 1 - (epoch + number * config.trainer.batch / n) / epochs
             network.zero_grad()
-            F.cross_entropy(network(task.train.inputs[lot], 0), task.train.labels[lot]).backward()
+            F.cross_entropy(network(task.train.inputs[batch], 0), task.train.labels[batch]).backward()
             for optimizer, rate in zip(optimizers, (config.trainer.lr, 0.2), strict=True):
                 optimizer.param_groups[0]["lr"] = rate * share
                 optimizer.step()
@@ -286,7 +286,7 @@ def test_the_fast_recipe_keeps_the_mean_of_the_weights(tmp_path: Path) -> None:
 
 def test_a_share_of_the_old_weights_is_kept_from_the_second_task_on(tmp_path: Path) -> None:
     config = small("finetune", tasks=2, epochs=2, schedule="cosine", average=0.9)
-    halfway = replace(config, trainer=replace(config.trainer, old_share=0.5))
+    halfway = replace(config, trainer=replace(config.trainer, interpolation_weight=0.5))
     first = run(tmp_path / "first", replace(config, benchmark_settings=replace(config.benchmark_settings, tasks=1)))
     plain, learner = run(tmp_path / "plain", config), run(tmp_path / "halfway", halfway)
     for name, tensor in learner.network.state_dict().items():
@@ -429,7 +429,9 @@ def test_later_tasks_have_their_own_statistics_where_old_ones_stay(method: str, 
 
 
 def test_mixed_statistics_change_the_scores_but_not_the_training(tmp_path: Path) -> None:
-    runs = {kind: dropping(tmp_path / kind, small("sgp", tasks=2, statistics=kind)) for kind in ("stored", "mixed")}
+    runs = {
+        kind: dropping(tmp_path / kind, small("sgp", tasks=2, norm_statistics=kind)) for kind in ("stored", "mixed")
+    }
     assert same_weights(runs["stored"].network, runs["mixed"].network)
     for position in range(2):
         task = runs["mixed"].load_task(position)
@@ -464,7 +466,7 @@ class Stop(BaseException):
 
 
 def stopping_at(number: int, where: str) -> Callable[[str, dict[str, Any]], None]:
-    """A callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
+    """Return a callback that ends the run at the n-th event of a kind, before its checkpoint is written."""
     seen = 0
 
     def watch(event: str, values: dict[str, Any]) -> None:
@@ -480,8 +482,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "constant": {},
     "patience": {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3, "epochs": 4},
     "fast": {"schedule": "cosine", "average": 0.9},
-    "halfway": {"schedule": "cosine", "average": 0.9, "old_share": 0.5},
-    "mixed": {"schedule": "cosine", "average": 0.9, "statistics": "mixed"},
+    "halfway": {"schedule": "cosine", "average": 0.9, "interpolation_weight": 0.5},
+    "mixed": {"schedule": "cosine", "average": 0.9, "norm_statistics": "mixed"},
     "texts": {"schedule": "linear", "optimizer": "adamw", "lr": 1e-3, "head_lr": 1e-2},
     "realigned": {"schedule": "cosine", "average": 0.9, "realign": True},
 }
@@ -574,8 +576,8 @@ def test_earlier_tasks_are_tested_without_their_training_inputs(tmp_path: Path) 
 def test_a_shared_head_is_protected_and_heads_of_single_tasks_are_not(tmp_path: Path) -> None:
     shared = run(tmp_path / "permuted", small("gpm", kind="permuted", tasks=2, epochs=1))
     own = run(tmp_path / "split", small("gpm", kind="split", tasks=2, epochs=1))
-    assert shared.method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
-    assert own.method.free().keys() == {"hidden.0", "hidden.1"}
+    assert shared.method.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert own.method.measure_free().keys() == {"hidden.0", "hidden.1"}
 
 
 def test_the_network_is_the_seeds() -> None:

@@ -9,7 +9,8 @@ pytest.importorskip("yaml", reason="sweeps are YAML files; of the extra 'benchma
 
 from sgp import paper
 from sgp.experiments.config import configure
-from sgp.experiments.sweep import Sweep, outcome, read_sweep
+from sgp.experiments.outcome import read_outcome
+from sgp.experiments.sweep import Sweep, read_sweep
 
 
 def swept(path: Path, text: str) -> Sweep:
@@ -96,7 +97,10 @@ def test_any_value_makes_a_safe_name(tmp_path: Path) -> None:
         ("benchmark: digits\nmethod: [sgp]\nseeds: [1]\n", "no setting 'seeds': did you mean seed"),
         ("benchmark: digits\nmethod: [sgp, smg]\n", "no method 'smg': did you mean"),
         ("benchmark: [digits, digts]\nmethod: sgp\n", "no benchmark 'digts': did you mean digits?"),
-        ("benchmark: digits\nmethod: gpm\nalpha: [1]\n", "no setting 'alpha'"),
+        (
+            "benchmark: digits\nmethod: gpm\nalpha: [1]\n",
+            "no run has the setting alpha; it is one of the methods",
+        ),
         (
             "benchmark: digits\nmethod: sgp\npreset: [paper, refrence]\n",
             "no preset 'refrence': did you mean reference?",
@@ -106,8 +110,8 @@ def test_any_value_makes_a_safe_name(tmp_path: Path) -> None:
             "benchmark: digits\nmethod: sgp\nseed: [0, -1]\n",
             "sgp on digits with seed -1: seed must be from 0 to 4294967295, got -1",
         ),
-        ("benchmark: digits\nmethod: sgp\nseed: [0, one]\n", "seed must be int, got 'one'"),
-        ("benchmark: digits\nmethod: sgp\nseed: [[0]]\n", r"seed must be int, got \[0\]"),
+        ("benchmark: digits\nmethod: sgp\nseed: [0, one]\n", "seed must be a whole number, got 'one'"),
+        ("benchmark: digits\nmethod: sgp\nseed: [[0]]\n", r"seed must be a whole number, got \[0\]"),
         ("benchmark: digits\nmethod: sgp\nseed: []\n", "seed is an empty list"),
         ("benchmark: digits\nmethod: [[sgp]]\n", r"method must be a name or a list of names, got \[\['sgp'\]\]"),
         ("benchmark: digits\nmethod: {sgp: 1}\n", "method must be a name or a list of names"),
@@ -181,10 +185,10 @@ def test_the_sweep_of_games_is_the_published_code_and_its_failing_variant_has_to
 
 
 def test_only_a_finished_run_has_an_outcome(tmp_path: Path) -> None:
-    assert outcome(tmp_path / "none") is None
+    assert read_outcome(tmp_path / "none") is None
     metrics = tmp_path / "metrics.jsonl"
     for content in ("", '{"event": "task"}\n', '{"event": "end", "acc": 1}', '{"event": "end"\n'):
         metrics.write_text(content)
-        assert outcome(tmp_path) is None, content
+        assert read_outcome(tmp_path) is None, content
     metrics.write_text('{"event": "task"}\n{"event": "end", "acc": 1}\n')
-    assert outcome(tmp_path) == {"event": "end", "acc": 1}
+    assert read_outcome(tmp_path) == {"event": "end", "acc": 1}

@@ -1,4 +1,4 @@
-"""Accelerate wraps optimizers; the memory sees through."""
+"""Optimizers that Accelerate has wrapped."""
 
 import math
 from pathlib import Path
@@ -21,29 +21,29 @@ pytestmark = [
 ]
 
 
-def data(task: int) -> TensorDataset:
-    """Inputs in five of 16 directions, others for each task."""
+def make_loader(task: int) -> TensorDataset:
+    """Return inputs in five of 16 directions, which differ between tasks."""
     generator = torch.Generator().manual_seed(task)
     x = torch.randn(24, 5, generator=generator) @ torch.randn(5, 16, generator=generator)
     return TensorDataset(x, (x[:, 0] > 0).long())
 
 
-def network() -> nn.Module:
+def make_network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 48), nn.Tanh(), nn.Linear(48, 2))
 
 
-def outputs(model: nn.Module, task: int) -> Tensor:
+def compute_outputs(model: nn.Module, task: int) -> Tensor:
     with torch.no_grad():
-        return model(data(task).tensors[0]).clone()
+        return model(make_loader(task).tensors[0]).clone()
 
 
-def drift(now: Tensor, then: Tensor) -> float:
+def measure_drift(now: Tensor, then: Tensor) -> float:
     return float((now - then).norm() / then.norm())
 
 
 def train(accelerator: Any, model: nn.Module, optimizer: Any, schedule: Any, task: int, epochs: int = 2) -> None:
-    loader = accelerator.prepare(DataLoader(data(task), batch_size=4))
+    loader = accelerator.prepare(DataLoader(make_loader(task), batch_size=4))
     for _ in range(epochs):
         for x, y in loader:
             with accelerator.accumulate(model):
@@ -55,9 +55,9 @@ def train(accelerator: Any, model: nn.Module, optimizer: Any, schedule: Any, tas
                 optimizer.zero_grad()
 
 
-def learner(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, Any, OptimizerHook]:
+def make_setup(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, Any, OptimizerHook]:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, **settings)
-    model = network()
+    model = make_network()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
@@ -66,37 +66,37 @@ def learner(**settings: Any) -> tuple[Any, nn.Module, sgp.GradientMemory, Any, A
 
 
 @pytest.fixture(autouse=True)
-def anew() -> None:
-    """Accelerate's settings are of the whole process."""
+def reset_accelerate() -> None:
+    """Reset Accelerate, whose settings belong to the whole process."""
     accelerate.state.AcceleratorState._reset_state(True)
     accelerate.state.GradientState._reset_state()
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("no", 1e-4), ("bf16", 0.02)])
-def test_what_the_first_task_needs_stays_while_the_second_is_trained(precision: str, allowed: float) -> None:
-    accelerator, model, memory, optimizer, schedule, hook = learner(mixed_precision=precision)
+def test_outputs_of_the_first_task_do_not_change_while_the_second_is_trained(precision: str, allowed: float) -> None:
+    accelerator, model, memory, optimizer, schedule, hook = make_setup(mixed_precision=precision)
     train(accelerator, model, optimizer, schedule, 0)
-    memory.update(DataLoader(data(0), batch_size=4))
-    old, new = outputs(model, 0), outputs(model, 1)
+    memory.update(DataLoader(make_loader(0), batch_size=4))
+    old, new = compute_outputs(model, 0), compute_outputs(model, 1)
     train(accelerator, model, optimizer, schedule, 1)
     assert hook.steps == 12
-    assert drift(outputs(model, 0), old) < allowed
-    assert drift(outputs(model, 1), new) > 0.05
+    assert measure_drift(compute_outputs(model, 0), old) < allowed
+    assert measure_drift(compute_outputs(model, 1), new) > 0.05
     hook.detach()
     train(accelerator, model, optimizer, schedule, 1)
-    assert drift(outputs(model, 0), old) > 0.05
+    assert measure_drift(compute_outputs(model, 0), old) > 0.05
 
 
-def test_the_handle_is_the_one_of_the_optimizer_inside() -> None:
-    *_, memory, optimizer, _, hook = learner()
+def test_the_hook_belongs_to_the_inner_optimizer() -> None:
+    *_, memory, optimizer, _, hook = make_setup()
     assert hook.is_of(optimizer.optimizer)
-    again = memory.attach(optimizer.optimizer)  # which is not attached twice then
+    again = memory.attach(optimizer.optimizer)  # the optimizer is not attached twice
     assert not hook.is_attached
     assert again.is_of(optimizer.optimizer)
 
 
 class Lookahead(torch.optim.Optimizer):
-    """An optimizer around another one, whose own step changes weights too."""
+    """An optimizer around another one, whose own step also changes weights."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__([p for group in optimizer.param_groups for p in group["params"]], {})
@@ -109,7 +109,7 @@ class Lookahead(torch.optim.Optimizer):
                 parameter.add_(0.1)
 
 
-def test_an_optimizer_that_has_another_one_and_a_step_of_its_own_is_projected_as_a_whole() -> None:
+def test_an_optimizer_around_another_one_is_projected_as_a_whole() -> None:
     model = nn.Linear(4, 2)
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     memory.update([torch.ones(1, 4)])
@@ -122,15 +122,15 @@ def test_an_optimizer_that_has_another_one_and_a_step_of_its_own_is_projected_as
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_step_that_a_scaler_skips_leaves_the_weights_alone(optimizer: Any) -> None:
+def test_a_step_that_a_scaler_skips_changes_nothing(optimizer: Any) -> None:
     accelerate.Accelerator(cpu=True)
-    model = network()
+    model = make_network()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([data(0).tensors[0]])
+    memory.update([make_loader(0).tensors[0]])
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     wrapped = accelerate.optimizer.AcceleratedOptimizer(optimizer(model.parameters(), lr=0.05), scaler=scaler)
     hook = memory.attach(wrapped)
-    old, x = outputs(model, 0), data(1).tensors[0]
+    old, x = compute_outputs(model, 0), make_loader(1).tensors[0]
     for step, factor in enumerate([1.0, math.inf, 1.0]):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         scaler.scale(model(x).square().mean() * factor).backward()
@@ -140,26 +140,26 @@ def test_a_step_that_a_scaler_skips_leaves_the_weights_alone(optimizer: Any) -> 
         assert unchanged == wrapped.step_was_skipped, step
         wrapped.zero_grad()
     assert hook.steps == 2
-    assert drift(outputs(model, 0), old) < 1e-4
+    assert measure_drift(compute_outputs(model, 0), old) < 1e-4
 
 
-def test_memory_and_handle_are_part_of_a_checkpoint_if_registered(tmp_path: Path) -> None:
-    accelerator, model, memory, optimizer, schedule, hook = learner()
+def test_memory_and_hook_are_part_of_a_checkpoint_if_registered(tmp_path: Path) -> None:
+    accelerator, model, memory, optimizer, schedule, hook = make_setup()
     accelerator.register_for_checkpointing(memory, hook)
     train(accelerator, model, optimizer, schedule, 0)
-    memory.update(DataLoader(data(0), batch_size=4))
+    memory.update(DataLoader(make_loader(0), batch_size=4))
     train(accelerator, model, optimizer, schedule, 1, epochs=1)
     accelerator.save_state(str(tmp_path / "state"))
     train(accelerator, model, optimizer, schedule, 1)
-    memory.update(DataLoader(data(1), batch_size=4))
+    memory.update(DataLoader(make_loader(1), batch_size=4))
 
-    accelerator, fresh, again, optimizer, schedule, hook = learner()
+    accelerator, fresh, again, optimizer, schedule, hook = make_setup()
     accelerator.register_for_checkpointing(again, hook)
     accelerator.load_state(str(tmp_path / "state"))
     assert again.tasks == 1
     assert hook.steps == 9
     train(accelerator, fresh, optimizer, schedule, 1)
-    again.update(DataLoader(data(1), batch_size=4))
+    again.update(DataLoader(make_loader(1), batch_size=4))
     for (name, value), other in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(value, other), name
     assert storage.digest(memory.state_dict()) == storage.digest(again.state_dict())

@@ -1,4 +1,4 @@
-"""Without its library an integration says what to install."""
+"""An integration whose library is missing names the package to install."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ import pytest
         ("stable_baselines3", ["stable_baselines3.common.callbacks"], "rl"),
     ],
 )
-def test_a_library_that_is_not_there_is_named(
+def test_a_missing_library_is_named(
     module: str, libraries: list[str], extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, f"sgp.integrations.{module}", raising=False)

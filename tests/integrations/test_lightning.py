@@ -1,4 +1,4 @@
-"""The Trainer of Lightning."""
+"""The callback for the Trainer of Lightning."""
 
 import copy
 import importlib
@@ -25,19 +25,19 @@ pytestmark = [
 ]
 
 
-def data(task: int) -> DataLoader[Any]:
-    """Inputs in five of 16 directions, others for each task."""
+def make_loader(task: int) -> DataLoader[Any]:
+    """Return inputs in five of 16 directions, which differ between tasks."""
     generator = torch.Generator().manual_seed(task)
     x = torch.randn(24, 5, generator=generator) @ torch.randn(5, 16, generator=generator)
     return DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=4)
 
 
-def inputs(task: int) -> Tensor:
-    return data(task).dataset[:][0]  # type: ignore[index]
+def get_inputs(task: int) -> Tensor:
+    return make_loader(task).dataset[:][0]  # type: ignore[index]
 
 
 class Module(lightning.LightningModule):
-    """A small classifier; with manual optimization if asked for.
+    """A small classifier; optionally with manual optimization.
 
     Without dropout, since Lightning's checkpoints do not hold the random state.
     """
@@ -73,7 +73,7 @@ class Module(lightning.LightningModule):
 
 
 class Validated(Module):
-    """Notes the losses of its validations."""
+    """A classifier that records the losses of its validations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Validated(Module):
         self.losses.append(float(nn.functional.cross_entropy(self(x), y)))
 
 
-def trainer(callback: Any, folder: Path, *more: Any, module: Any = lightning, **settings: Any) -> Any:
+def make_trainer(callback: Any, folder: Path, *more: Any, module: Any = lightning, **settings: Any) -> Any:
     return module.Trainer(
         callbacks=[*([] if callback is None else [callback]), *more],
         default_root_dir=folder,
@@ -100,16 +100,16 @@ def trainer(callback: Any, folder: Path, *more: Any, module: Any = lightning, **
     )
 
 
-def outputs(module: nn.Module, task: int) -> Tensor:
+def compute_outputs(module: nn.Module, task: int) -> Tensor:
     with torch.no_grad():
-        return module.eval()(inputs(task)).clone()
+        return module.eval()(get_inputs(task)).clone()
 
 
 def fit(module: nn.Module, trainer: Any, task: int, **options: Any) -> None:
-    trainer.fit(module.train(), data(task), **options)
+    trainer.fit(module.train(), make_loader(task), **options)
 
 
-def drift(now: Tensor, then: Tensor) -> float:
+def measure_drift(now: Tensor, then: Tensor) -> float:
     return float((now - then).norm() / then.norm())
 
 
@@ -126,23 +126,23 @@ def drift(now: Tensor, then: Tensor) -> float:
         pytest.param({}, {"precision": "bf16-mixed"}, {}, 0.05, id="bfloat16 autocast"),
     ],
 )
-def test_what_the_first_task_needs_stays_while_the_second_is_trained(
+def test_outputs_of_the_first_task_do_not_change_while_the_second_is_trained(
     make: Any, settings: Any, options: Any, allowed: float, tmp_path: Path
 ) -> None:
     module = Module(**make)
     memory = sgp.GradientMemory(module, threshold=1.0 if allowed < 0.01 else 0.999, alpha=math.inf)
     callback = GradientMemoryCallback(memory, **options)
-    fit(module, trainer(callback, tmp_path, **settings), 0)
+    fit(module, make_trainer(callback, tmp_path, **settings), 0)
     assert memory.tasks == 1
     plain = copy.deepcopy(module)
-    old, new = outputs(module, 0), outputs(module, 1)
-    fit(module, trainer(callback, tmp_path, **settings), 1)
-    fit(plain, trainer(None, tmp_path, **settings), 1)
+    old, new = compute_outputs(module, 0), compute_outputs(module, 1)
+    fit(module, make_trainer(callback, tmp_path, **settings), 1)
+    fit(plain, make_trainer(None, tmp_path, **settings), 1)
     assert memory.tasks == 2
     assert callback.hooks == []
-    assert drift(outputs(plain, 0), old) > 0.1
-    assert drift(outputs(module, 0), old) < allowed
-    assert drift(outputs(module, 1), new) > 0.05
+    assert measure_drift(compute_outputs(plain, 0), old) > 0.1
+    assert measure_drift(compute_outputs(module, 0), old) < allowed
+    assert measure_drift(compute_outputs(module, 1), new) > 0.05
 
 
 def test_the_callback_also_serves_pytorch_lightning(tmp_path: Path) -> None:
@@ -162,18 +162,18 @@ def test_the_callback_also_serves_pytorch_lightning(tmp_path: Path) -> None:
     module = Other()
     memory = sgp.GradientMemory(module.net, threshold=1.0, alpha=math.inf)
     callback = GradientMemoryCallback(memory)
-    fit(module, trainer(callback, tmp_path, module=other), 0)
-    old = outputs(module.net, 0)
-    fit(module, trainer(callback, tmp_path, module=other), 1)
+    fit(module, make_trainer(callback, tmp_path, module=other), 0)
+    old = compute_outputs(module.net, 0)
+    fit(module, make_trainer(callback, tmp_path, module=other), 1)
     assert memory.tasks == 2
-    assert drift(outputs(module.net, 0), old) < 1e-4
+    assert measure_drift(compute_outputs(module.net, 0), old) < 1e-4
 
 
-def learned_first(folder: Path, **options: Any) -> tuple[Module, sgp.GradientMemory, GradientMemoryCallback]:
+def learn_first_task(folder: Path, **options: Any) -> tuple[Module, sgp.GradientMemory, GradientMemoryCallback]:
     module = Module()
     memory = sgp.GradientMemory(module, threshold=0.9, alpha=2.0)
     callback = GradientMemoryCallback(memory, **options)
-    fit(module, trainer(callback, folder, max_epochs=1), 0)
+    fit(module, make_trainer(callback, folder, max_epochs=1), 0)
     return module, memory, callback
 
 
@@ -188,16 +188,16 @@ def assert_same(a: tuple[nn.Module, sgp.GradientMemory], b: tuple[nn.Module, sgp
 def test_a_training_that_is_resumed_ends_with_the_same_bits(
     options: dict[str, Any], epochs: int, tmp_path: Path
 ) -> None:
-    module, memory, callback = learned_first(tmp_path, **options)
+    module, memory, callback = learn_first_task(tmp_path, **options)
     checkpoints = lightning.callbacks.ModelCheckpoint(tmp_path / "run", filename="{epoch}", save_top_k=-1)
-    fit(module, trainer(callback, tmp_path, checkpoints, max_epochs=3), 1)
+    fit(module, make_trainer(callback, tmp_path, checkpoints, max_epochs=3), 1)
 
     fresh = Module()
     again = sgp.GradientMemory(fresh, threshold=0.9, alpha=2.0)
     callback = GradientMemoryCallback(again, **options)
     elsewhere = lightning.callbacks.ModelCheckpoint(tmp_path / "again", filename="{epoch}", save_top_k=-1)
-    resumed = trainer(callback, tmp_path, elsewhere, max_epochs=3)
-    # A checkpoint holds tensors and plain values only, so it can be read without executing anything.
+    resumed = make_trainer(callback, tmp_path, elsewhere, max_epochs=3)
+    # A checkpoint contains tensors and plain values only, so it can be read without executing anything.
     fit(fresh, resumed, 1, ckpt_path=tmp_path / "run" / f"epoch={epochs - 1}.ckpt", weights_only=True)
     assert again.tasks == 2
     assert_same((fresh, again), (module, memory))
@@ -208,17 +208,17 @@ def test_validations_see_projected_weights_and_change_nothing(tmp_path: Path) ->
     for settings in ({"limit_val_batches": 0}, {"val_check_interval": 1}):
         module = Validated()
         memory = sgp.GradientMemory(module, threshold=1.0, alpha=math.inf)
-        validation = DataLoader(data(0).dataset, batch_size=24)
+        validation = DataLoader(make_loader(0).dataset, batch_size=24)
         fit(
             module,
-            trainer(GradientMemoryCallback(memory), tmp_path, limit_val_batches=0),
+            make_trainer(GradientMemoryCallback(memory), tmp_path, limit_val_batches=0),
             0,
             val_dataloaders=validation,
         )
-        second = trainer(GradientMemoryCallback(memory, every=4), tmp_path, max_epochs=1, **settings)
+        second = make_trainer(GradientMemoryCallback(memory, every=4), tmp_path, max_epochs=1, **settings)
         fit(module, second, 1, val_dataloaders=validation)
         found.append((module, memory))
-    assert len(module.losses) == 7  # the first is Lightning's trial
+    assert len(module.losses) == 7  # the first is Lightning's sanity check
     assert module.losses == pytest.approx([module.losses[0]] * 7, rel=1e-4)
     assert_same(*found)
 
@@ -237,14 +237,16 @@ def test_an_update_sees_batches_as_training_does(tmp_path: Path) -> None:
         return module(batch[0])
 
     fit(
-        module, trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1, precision="64-true"), 0
+        module,
+        make_trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1, precision="64-true"),
+        0,
     )
     assert memory.tasks == 1
-    torch.testing.assert_close(torch.cat(seen[1:]), inputs(0).double() / 2)  # the first was the trial
+    torch.testing.assert_close(torch.cat(seen[1:]), get_inputs(0).double() / 2)  # the first was the trial
     assert torch.equal(seen[0], seen[1])
 
 
-def test_an_update_of_a_part_leaves_no_trace_on_the_rest(tmp_path: Path) -> None:
+def test_an_update_of_a_submodule_leaves_no_trace_on_the_rest(tmp_path: Path) -> None:
     class Larger(Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,10 +263,10 @@ def test_an_update_of_a_part_leaves_no_trace_on_the_rest(tmp_path: Path) -> None
         modes.append(module.norm.training)
         return module(batch[0])
 
-    fit(module, trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1), 0)
+    fit(module, make_trainer(GradientMemoryCallback(memory, forward=forward), tmp_path, max_epochs=1), 0)
     assert memory.tasks == 1
     assert set(modes) == {False}
-    assert module.norm.num_batches_tracked == 6  # those of the training
+    assert module.norm.num_batches_tracked == 6  # the batches of the training
 
 
 def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) -> None:
@@ -272,17 +274,43 @@ def test_a_forward_that_does_not_fit_fails_at_the_first_batch(tmp_path: Path) ->
     memory = sgp.GradientMemory(module, threshold=0.9)
     wrong = GradientMemoryCallback(memory, forward=lambda batch: module(batch))  # a list of inputs and labels
     with pytest.raises(TypeError):
-        fit(module, trainer(wrong, tmp_path), 0)
+        fit(module, make_trainer(wrong, tmp_path), 0)
     assert wrong.hooks[0].steps == 0
+
+
+def test_a_module_without_a_forward_needs_one_before_training_and_then_uses_it(tmp_path: Path) -> None:
+    class WithoutForward(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Module().net
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+    module = WithoutForward()
+    memory = sgp.GradientMemory(module, threshold=0.9)
+    start = copy.deepcopy(module.state_dict())
+    with pytest.raises(TypeError, match=r"WithoutForward has no forward\(\).*GradientMemoryCallback\(memory, forward="):
+        fit(module, make_trainer(GradientMemoryCallback(memory), tmp_path), 0)
+    assert all(torch.equal(value, start[name]) for name, value in module.state_dict().items())
+    fit(module, make_trainer(GradientMemoryCallback(memory, forward=lambda batch: module.net(batch[0])), tmp_path), 0)
+    assert memory.tasks == 1
+    fit(
+        module, make_trainer(GradientMemoryCallback(memory, update=False), tmp_path), 1
+    )  # without an update none is needed
+    assert memory.tasks == 1
 
 
 def test_optimizers_of_another_model_are_refused(tmp_path: Path) -> None:
     memory = sgp.GradientMemory(Module(), threshold=0.9)
     with pytest.raises(ValueError, match="holds none of the model's parameters"):
-        fit(Module(), trainer(GradientMemoryCallback(memory), tmp_path), 0)
+        fit(Module(), make_trainer(GradientMemoryCallback(memory), tmp_path), 0)
 
 
-def test_attaching_to_lightnings_wrapper_reaches_the_optimizer_inside() -> None:
+def test_attaching_to_lightnings_wrapper_attaches_to_the_inner_optimizer() -> None:
     module = nn.Linear(4, 2)
     inner = torch.optim.AdamW(module.parameters(), lr=0.1)
     wrapper = importlib.import_module("lightning.pytorch.core.optimizer").LightningOptimizer(inner)

@@ -1,4 +1,4 @@
-"""Algorithms of Stable-Baselines3 on games that take no time."""
+"""Algorithms of Stable-Baselines3 on trivial games."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*can hardly learn")
 
 
 class Signs(gymnasium.Env[Any, Any]):
-    """Say the sign of the first number of what is seen, which lies in three of 16 directions, others in each game."""
+    """Name the sign of the first input; observations lie in three of 16 directions, which differ between games."""
 
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -50,23 +50,27 @@ PPO = {"n_steps": 32, "batch_size": 16, "n_epochs": 2, "learning_rate": 1e-2, "p
 OFF = {"learning_starts": 16, "batch_size": 16, "learning_rate": 1e-2, "buffer_size": 200, "policy_kwargs": WIDE}
 
 
-def seen(task: int) -> Tensor:
+def sample_observations(task: int) -> Tensor:
     rows = np.random.default_rng(9).normal(size=(32, 3)) @ Signs(task).directions
     return torch.as_tensor(rows, dtype=torch.float32)
 
 
-def said(model: Any, task: int, part: str) -> Tensor:
-    """What a model's policy computes for the game of a task."""
+def compute_outputs(model: Any, task: int, part: str) -> Tensor:
+    """Return the outputs of a model's policy for the game of a task."""
     policy = model.policy
     with torch.no_grad():
         if part == "policy":
             return torch.cat(
-                [policy.get_distribution(seen(task)).distribution.logits, policy.predict_values(seen(task))], 1
+                [
+                    policy.get_distribution(sample_observations(task)).distribution.logits,
+                    policy.predict_values(sample_observations(task)),
+                ],
+                1,
             )
-        return getattr(policy, part)(seen(task)).clone()
+        return getattr(policy, part)(sample_observations(task)).clone()
 
 
-def drift(now: Tensor, then: Tensor) -> float:
+def measure_drift(now: Tensor, then: Tensor) -> float:
     return float((now - then).norm() / then.norm())
 
 
@@ -79,37 +83,37 @@ def drift(now: Tensor, then: Tensor) -> float:
         pytest.param("TD3", OFF, "actor", True, id="TD3"),
     ],
 )
-def test_what_the_first_game_needs_stays_while_the_second_is_learned(
+def test_outputs_for_the_first_game_do_not_change_while_the_second_is_learned(
     algorithm: str, settings: dict[str, Any], part: str, continuous: bool
 ) -> None:
     make = getattr(sb3, algorithm)
     model = make("MlpPolicy", Signs(0, continuous=continuous), device="cpu", seed=0, **settings)
-    guarded = model.policy if part == "policy" else getattr(model.policy, part)
-    memory = sgp.GradientMemory(guarded, threshold=1.0, alpha=math.inf)
+    protected = model.policy if part == "policy" else getattr(model.policy, part)
+    memory = sgp.GradientMemory(protected, threshold=1.0, alpha=math.inf)
     callback = GradientMemoryCallback(memory, samples=64)
     model.learn(64, callback=callback)
     assert memory.tasks == 1
-    old, new = said(model, 0, part), said(model, 1, part)
+    old, new = compute_outputs(model, 0, part), compute_outputs(model, 1, part)
     model.set_env(Signs(1, continuous=continuous))
-    model.get_env().seed(0)  # or its observations are other ones each time
+    model.get_env().seed(0)  # otherwise the observations differ between runs
     model.learn(64, callback=callback)
     assert memory.tasks == 2
     assert callback.hooks == []
-    # What is asked about is like what was seen, not the same.
-    assert drift(said(model, 0, part), old) < 0.01
-    assert drift(said(model, 1, part), new) > 0.05
-    model.learn(64)  # and nothing holds it without the callback
-    assert drift(said(model, 0, part), old) > 0.05
+    # The test observations are similar to the training observations, but not the same.
+    assert measure_drift(compute_outputs(model, 0, part), old) < 0.01
+    assert measure_drift(compute_outputs(model, 1, part), new) > 0.05
+    model.learn(64)  # without the callback nothing is protected
+    assert measure_drift(compute_outputs(model, 0, part), old) > 0.05
 
 
-def test_observations_of_several_parts_will_do() -> None:
+def test_observations_may_be_dicts() -> None:
     model = sb3.PPO("MultiInputPolicy", Signs(0, parts=True), device="cpu", seed=0, **PPO)
     memory = sgp.GradientMemory(model.policy, threshold=0.99)
     model.learn(32, callback=GradientMemoryCallback(memory, samples=20, batch=16))
     assert memory.tasks == 1
 
 
-def test_the_update_draws_nothing_from_the_random_state() -> None:
+def test_an_update_does_not_change_the_random_state() -> None:
     weights = []
     for update in (True, False):
         model = sb3.PPO("MlpPolicy", Signs(0), device="cpu", seed=0, **PPO)
@@ -122,7 +126,7 @@ def test_the_update_draws_nothing_from_the_random_state() -> None:
 
 
 class Stop(sb3.common.callbacks.BaseCallback):
-    """Ends learning after some steps."""
+    """Callback that ends learning after some steps."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -132,13 +136,13 @@ class Stop(sb3.common.callbacks.BaseCallback):
         return self.num_timesteps < self.after
 
 
-def test_learning_that_stops_in_the_middle_of_a_rollout_is_taken_in_too() -> None:
+def test_an_update_follows_learning_that_stops_within_a_rollout() -> None:
     model = sb3.PPO("MlpPolicy", Signs(0), device="cpu", seed=0, **PPO)
     memory = sgp.GradientMemory(model.policy, threshold=0.99)
     model.learn(64, callback=[GradientMemoryCallback(memory), Stop(33)])
     assert memory.tasks == 1
     callback = GradientMemoryCallback(memory)
-    with pytest.warns(UserWarning, match="before its first rollout did"):
+    with pytest.warns(UserWarning, match="before the first rollout was complete"):
         model.learn(64, callback=[callback, Stop(33 + 5)], reset_num_timesteps=False)
     assert memory.tasks == 1
     assert callback.hooks == []

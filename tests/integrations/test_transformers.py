@@ -1,4 +1,4 @@
-"""The Trainer of transformers, on a tiny BERT with random weights."""
+"""The callback for the Trainer of transformers, on a tiny BERT with random weights."""
 
 import copy
 import math
@@ -19,15 +19,15 @@ from sgp.integrations.transformers import GradientMemoryCallback  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    # The layers that see most are nearly full at a threshold of 1.
+    # Layers with many different inputs are nearly full at a threshold of 1.
     pytest.mark.filterwarnings("ignore:.*can hardly learn"),
-    # Loaders ask for pinned memory, also where there is no accelerator.
+    # Loaders request pinned memory even without an accelerator.
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
 ]
 
 
 class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Sentences of a task's own words, padded; the class is told by the first one."""
+    """Padded sentences of words that differ between tasks; the first word determines the class."""
 
     def __init__(self, task: int, n: int = 12) -> None:
         generator = torch.Generator().manual_seed(task)
@@ -43,12 +43,12 @@ class Words(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": words * mask, "attention_mask": mask, "labels": words[0] % 2}
 
 
-def batch(task: int) -> dict[str, Tensor]:
+def make_batch(task: int) -> dict[str, Tensor]:
     rows = [Words(task)[i] for i in range(len(Words(task)))]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def bert(dropout: float = 0.1) -> Any:
+def make_bert(dropout: float = 0.1) -> Any:
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(
         transformers.BertConfig(
@@ -66,16 +66,16 @@ def bert(dropout: float = 0.1) -> Any:
     )
 
 
-def memory_of(model: nn.Module, threshold: float = 1.0, alpha: float = math.inf) -> sgp.GradientMemory:
+def make_memory(model: nn.Module, threshold: float = 1.0, alpha: float = math.inf) -> sgp.GradientMemory:
     return sgp.GradientMemory(model, threshold=threshold, alpha=alpha)
 
 
-def outputs(model: Any, task: int) -> Tensor:
+def compute_outputs(model: Any, task: int) -> Tensor:
     with torch.no_grad():
-        return model.eval()(**batch(task)).logits.clone()
+        return model.eval()(**make_batch(task)).logits.clone()
 
 
-def trainer(model: Any, callback: Any, task: int, folder: Path, **settings: Any) -> Any:
+def make_trainer(model: Any, callback: Any, task: int, folder: Path, **settings: Any) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         **{
@@ -94,7 +94,7 @@ def trainer(model: Any, callback: Any, task: int, folder: Path, **settings: Any)
     return transformers.Trainer(model, arguments, train_dataset=Words(task), eval_dataset=Words(0), callbacks=callbacks)
 
 
-def drift(now: Tensor, then: Tensor) -> float:
+def measure_drift(now: Tensor, then: Tensor) -> float:
     return float((now - then).norm() / then.norm())
 
 
@@ -120,33 +120,33 @@ NOT_REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs"
         pytest.param({"num_train_epochs": 2, "max_steps": -1}, {"samples": 12}, 1e-4, id="epochs"),
     ],
 )
-# torch says so where nothing needs a gradient, as in the embeddings' output of a first checkpointed layer.
+# PyTorch warns if no input of a checkpointed layer needs a gradient, such as the outputs of the embeddings.
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
-def test_what_the_first_task_needs_stays_while_the_second_is_trained(
+def test_outputs_of_the_first_task_do_not_change_while_the_second_is_trained(
     settings: dict[str, Any], options: dict[str, Any], allowed: float, tmp_path: Path
 ) -> None:
-    model = bert()
-    memory = memory_of(model)
+    model = make_bert()
+    memory = make_memory(model)
     callback = GradientMemoryCallback(memory, **options)
-    trainer(model, callback, 0, tmp_path, **settings).train()
+    make_trainer(model, callback, 0, tmp_path, **settings).train()
     assert memory.tasks == 1
     plain = copy.deepcopy(model)
-    old, new = outputs(model, 0), outputs(model, 1)
+    old, new = compute_outputs(model, 0), compute_outputs(model, 1)
 
-    trainer(model, callback, 1, tmp_path, **settings).train()
-    trainer(plain, None, 1, tmp_path, **settings).train()
+    make_trainer(model, callback, 1, tmp_path, **settings).train()
+    make_trainer(plain, None, 1, tmp_path, **settings).train()
     assert memory.tasks == 2
     assert callback.hook is None
-    assert drift(outputs(plain, 0), old) > 0.1
-    assert drift(outputs(model, 0), old) < allowed
-    assert drift(outputs(model, 1), new) > 0.05  # the second task is learned all the same
+    assert measure_drift(compute_outputs(plain, 0), old) > 0.1
+    assert measure_drift(compute_outputs(model, 0), old) < allowed
+    assert measure_drift(compute_outputs(model, 1), new) > 0.05  # the second task is learned
 
 
-def learned_first(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, sgp.GradientMemory]:
-    """A model and its memory after the first task."""
-    model = bert().to(dtype)
-    memory = memory_of(model, 0.9, 2.0)
-    trainer(model, GradientMemoryCallback(memory), 0, folder, max_steps=3).train()
+def learn_first_task(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, sgp.GradientMemory]:
+    """Return a model and its memory after the first task."""
+    model = make_bert().to(dtype)
+    memory = make_memory(model, 0.9, 2.0)
+    make_trainer(model, GradientMemoryCallback(memory), 0, folder, max_steps=3).train()
     return model, memory
 
 
@@ -173,71 +173,71 @@ HALF = "ignore:the model has 16-bit weights"
 def test_a_training_that_is_resumed_ends_with_the_same_bits(
     options: dict[str, Any], dtype: torch.dtype, step: int, tmp_path: Path
 ) -> None:
-    model, memory = learned_first(tmp_path / "first", dtype)
+    model, memory = learn_first_task(tmp_path / "first", dtype)
     settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": step}  # in the middle of an epoch of 3
-    trainer(model, GradientMemoryCallback(memory, **options), 1, tmp_path / "run", **settings).train()
+    make_trainer(model, GradientMemoryCallback(memory, **options), 1, tmp_path / "run", **settings).train()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {f"checkpoint-{step}", "checkpoint-8"}
 
-    fresh = bert().to(dtype)
-    again = memory_of(fresh, 0.9, 2.0)
+    fresh = make_bert().to(dtype)
+    again = make_memory(fresh, 0.9, 2.0)
     shutil.rmtree(tmp_path / "run" / "checkpoint-8")  # as if the run had been killed
     callback = GradientMemoryCallback(again, **options)
-    trainer(fresh, callback, 1, tmp_path / "run", **settings).train(resume_from_checkpoint=True)
+    make_trainer(fresh, callback, 1, tmp_path / "run", **settings).train(resume_from_checkpoint=True)
     assert_same_weights(fresh, model)
     assert_same_memory(again, memory)
     assert again.tasks == 2
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_a_training_that_was_broken_off_does_not_meddle_with_the_one_that_goes_on(step: int, tmp_path: Path) -> None:
+def test_an_interrupted_training_does_not_affect_a_resumed_one(step: int, tmp_path: Path) -> None:
     class Break(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 5:
                 raise KeyboardInterrupt
 
     saving = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2}
-    model, memory = learned_first(tmp_path)
-    twin, other = learned_first(tmp_path)
-    trainer(model, GradientMemoryCallback(memory, every=8), 1, tmp_path / "whole", **saving).train()
+    model, memory = learn_first_task(tmp_path)
+    twin, other = learn_first_task(tmp_path)
+    make_trainer(model, GradientMemoryCallback(memory, every=8), 1, tmp_path / "whole", **saving).train()
 
-    broken = trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
+    broken = make_trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
     broken.add_callback(Break)
     with pytest.raises(KeyboardInterrupt):
         broken.train()
-    resumed = trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
+    resumed = make_trainer(twin, GradientMemoryCallback(other, every=8), 1, tmp_path / "run", **saving)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
-    assert broken.optimizer is not None  # it is still there
+    assert broken.optimizer is not None  # the optimizer still exists
     assert_same_weights(twin, model)
     assert_same_memory(other, memory)
 
 
-def test_a_checkpoint_may_lie_elsewhere(tmp_path: Path) -> None:
-    model, memory = learned_first(tmp_path / "first")
+def test_a_checkpoint_may_be_in_another_folder(tmp_path: Path) -> None:
+    model, memory = learn_first_task(tmp_path / "first")
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
+    make_trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
     moved = (tmp_path / "run" / "checkpoint-2").rename(tmp_path / "moved")
 
-    fresh = bert()
-    again = memory_of(fresh, 0.9, 2.0)
-    resumed = trainer(fresh, GradientMemoryCallback(again, checkpoint=moved), 1, tmp_path / "other", **settings)
+    fresh = make_bert()
+    again = make_memory(fresh, 0.9, 2.0)
+    resumed = make_trainer(fresh, GradientMemoryCallback(again, checkpoint=moved), 1, tmp_path / "other", **settings)
     resumed.train(resume_from_checkpoint=str(moved))
     assert_same_weights(fresh, model)
     assert_same_memory(again, memory)
 
 
-def test_a_checkpoint_that_is_not_whole_or_not_the_one_is_refused(tmp_path: Path) -> None:
-    model, memory = learned_first(tmp_path / "first")
+def test_an_incomplete_or_wrong_checkpoint_is_refused(tmp_path: Path) -> None:
+    model, memory = learn_first_task(tmp_path / "first")
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
-    trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
+    make_trainer(model, GradientMemoryCallback(memory), 1, tmp_path / "run", **settings).train()
     folders = [tmp_path / "run" / f"checkpoint-{step}" for step in (2, 4)]
-    fresh = bert()
-    again = memory_of(fresh, 0.9, 2.0)
-    other = trainer(fresh, GradientMemoryCallback(again, checkpoint=folders[1]), 1, tmp_path / "run", **settings)
+    fresh = make_bert()
+    again = make_memory(fresh, 0.9, 2.0)
+    other = make_trainer(fresh, GradientMemoryCallback(again, checkpoint=folders[1]), 1, tmp_path / "run", **settings)
     with pytest.raises(ValueError, match="saved with other weights"):
         other.train(resume_from_checkpoint=str(folders[0]))
     (folders[0] / "memory.safetensors").unlink()
-    damaged = trainer(fresh, GradientMemoryCallback(again), 1, tmp_path / "run", **settings)
-    with pytest.raises(FileNotFoundError, match=r"no memory\.safetensors in .*checkpoint-2"):
+    damaged = make_trainer(fresh, GradientMemoryCallback(again), 1, tmp_path / "run", **settings)
+    with pytest.raises(FileNotFoundError, match=r"memory\.safetensors is missing in .*checkpoint-2"):
         damaged.train(resume_from_checkpoint=str(folders[0]))
     assert again.tasks == 0
 
@@ -245,14 +245,14 @@ def test_a_checkpoint_that_is_not_whole_or_not_the_one_is_refused(tmp_path: Path
 def test_evaluations_see_projected_weights_and_change_nothing(tmp_path: Path) -> None:
     found = []
     for settings in ({}, {"eval_strategy": "steps", "eval_steps": 1}):
-        model = bert(dropout=0.0)  # an evaluation draws from the random state that dropout would need
-        memory = memory_of(model)
-        trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
-        before = outputs(model, 0)
-        second = trainer(model, GradientMemoryCallback(memory, every=4), 1, tmp_path, max_steps=6, **settings)
+        model = make_bert(dropout=0.0)  # an evaluation changes the random state that dropout would use
+        memory = make_memory(model)
+        make_trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+        before = compute_outputs(model, 0)
+        second = make_trainer(model, GradientMemoryCallback(memory, every=4), 1, tmp_path, max_steps=6, **settings)
         start = second.evaluate()["eval_loss"]  # of the first task
         second.train()
-        assert drift(outputs(model, 0), before) < 1e-4
+        assert measure_drift(compute_outputs(model, 0), before) < 1e-4
         found.append(model)
     losses = [line["eval_loss"] for line in second.state.log_history if "eval_loss" in line]
     assert len(losses) == 6
@@ -260,27 +260,27 @@ def test_evaluations_see_projected_weights_and_change_nothing(tmp_path: Path) ->
     assert_same_weights(*found)
 
 
-def test_a_memory_of_a_part_of_the_model_will_do(tmp_path: Path) -> None:
-    model = bert()
-    memory = memory_of(model.bert)
-    trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+def test_a_memory_may_belong_to_a_submodule(tmp_path: Path) -> None:
+    model = make_bert()
+    memory = make_memory(model.bert)
+    make_trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
     with torch.no_grad():
-        inputs = {name: value for name, value in batch(0).items() if name != "labels"}
+        inputs = {name: value for name, value in make_batch(0).items() if name != "labels"}
         before = model.bert.eval()(**inputs).pooler_output.clone()
-    trainer(model, GradientMemoryCallback(memory), 1, tmp_path, max_steps=3).train()
+    make_trainer(model, GradientMemoryCallback(memory), 1, tmp_path, max_steps=3).train()
     with torch.no_grad():
-        assert drift(model.bert.eval()(**inputs).pooler_output, before) < 1e-4
+        assert measure_drift(model.bert.eval()(**inputs).pooler_output, before) < 1e-4
 
 
 def test_the_update_can_be_left_to_the_user(tmp_path: Path) -> None:
-    model = bert()
-    memory = memory_of(model)
-    trainer(model, GradientMemoryCallback(memory, update=False), 0, tmp_path, max_steps=2).train()
+    model = make_bert()
+    memory = make_memory(model)
+    make_trainer(model, GradientMemoryCallback(memory, update=False), 0, tmp_path, max_steps=2).train()
     assert memory.tasks == 0
 
 
 class Weighted(Words):
-    """Each sentence has a weight in the loss, which the model knows nothing of."""
+    """Sentences with a weight in the loss, which the model does not accept."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return super().__getitem__(index) | {"weight": torch.tensor(1.0)}
@@ -299,17 +299,17 @@ class Strict(transformers.BertForSequenceClassification):  # type: ignore[misc]
         return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
 
 
-def weighted_trainer(model: Any, callback: Any, folder: Path) -> Any:
-    arguments = trainer(model, None, 0, folder, max_steps=2, remove_unused_columns=False).args
+def make_weighted_trainer(model: Any, callback: Any, folder: Path) -> Any:
+    arguments = make_trainer(model, None, 0, folder, max_steps=2, remove_unused_columns=False).args
     return WeightedTrainer(model, arguments, train_dataset=Weighted(0), callbacks=[callback])
 
 
-def test_a_batch_that_does_not_fit_the_model_is_told_before_training(tmp_path: Path) -> None:
-    model = Strict(bert().config)
+def test_a_batch_that_does_not_fit_the_model_is_refused_before_training(tmp_path: Path) -> None:
+    model = Strict(make_bert().config)
     before = copy.deepcopy(model)
-    memory = memory_of(model)
+    memory = make_memory(model)
     callback = GradientMemoryCallback(memory)
-    refused = weighted_trainer(model, callback, tmp_path)
+    refused = make_weighted_trainer(model, callback, tmp_path)
     with pytest.raises(TypeError, match="weight") as raised:
         refused.train()
     assert "give forward=" in raised.value.__notes__[0]
@@ -320,34 +320,34 @@ def test_a_batch_that_does_not_fit_the_model_is_told_before_training(tmp_path: P
     def forward(batch: dict[str, Tensor]) -> Any:
         return model(**{name: value for name, value in batch.items() if name != "weight"})
 
-    weighted_trainer(model, GradientMemoryCallback(memory, forward=forward), tmp_path).train()
+    make_weighted_trainer(model, GradientMemoryCallback(memory, forward=forward), tmp_path).train()
     assert memory.tasks == 1
 
 
-def test_a_mask_that_does_not_fit_is_told_before_training(tmp_path: Path) -> None:
-    model = bert()
-    callback = GradientMemoryCallback(memory_of(model), mask=lambda batch: batch["attention_mask"][0])
-    refused = trainer(model, callback, 0, tmp_path)
+def test_a_mask_that_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
+    model = make_bert()
+    callback = GradientMemoryCallback(make_memory(model), mask=lambda batch: batch["attention_mask"][0])
+    refused = make_trainer(model, callback, 0, tmp_path)
     with pytest.raises(ValueError, match=r"shape \(5,\)"):
         refused.train()
     assert refused.state.global_step == 0
 
 
 class Noisy(Words):
-    """Some words are replaced by chance."""
+    """Sentences of which some words are replaced at random."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         found = super().__getitem__(index)
         return found | {"input_ids": torch.where(torch.rand(5) < 0.5, torch.randint(0, 60, (5,)), found["input_ids"])}
 
 
-def test_what_is_tried_before_training_leaves_no_trace_on_it(tmp_path: Path) -> None:
+def test_the_trial_before_training_leaves_no_trace(tmp_path: Path) -> None:
     found = []
     for update in (True, False):
-        model = bert()
-        callback = GradientMemoryCallback(memory_of(model), update=update)
+        model = make_bert()
+        callback = GradientMemoryCallback(make_memory(model), update=update)
         settings: dict[str, Any] = {"num_train_epochs": 2, "max_steps": -1}
-        arguments = trainer(model, None, 0, tmp_path, **settings).args
+        arguments = make_trainer(model, None, 0, tmp_path, **settings).args
         transformers.Trainer(model, arguments, train_dataset=Noisy(0), callbacks=[callback]).train()
         found.append(model)
     assert_same_weights(*found)
@@ -363,23 +363,23 @@ class Stream(torch.utils.data.IterableDataset[dict[str, Tensor]]):
             yield Words(0)[index]
 
 
-def test_data_that_can_only_be_streamed_are_not_tried(tmp_path: Path) -> None:
+def test_streamed_data_are_not_tried(tmp_path: Path) -> None:
     class Look(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             assert stream.given == 0
 
-    model, stream = bert(), Stream()
-    memory = memory_of(model)
-    arguments = trainer(model, None, 0, tmp_path, max_steps=3).args
+    model, stream = make_bert(), Stream()
+    memory = make_memory(model)
+    arguments = make_trainer(model, None, 0, tmp_path, max_steps=3).args
     callbacks = [GradientMemoryCallback(memory), Look()]
     transformers.Trainer(model, arguments, train_dataset=stream, callbacks=callbacks).train()
     assert memory.tasks == 1
 
 
-def test_the_memory_is_detached_though_the_update_fails(tmp_path: Path) -> None:
-    model = bert()
-    memory = memory_of(model)
-    memory.update([batch(0)])
+def test_the_memory_is_detached_if_the_update_fails(tmp_path: Path) -> None:
+    model = make_bert()
+    memory = make_memory(model)
+    memory.update([make_batch(0)])
     calls = []
 
     def forward(batch: dict[str, Tensor]) -> Any:
@@ -388,20 +388,20 @@ def test_the_memory_is_detached_though_the_update_fails(tmp_path: Path) -> None:
             raise RuntimeError("the update fails")
 
     callback = GradientMemoryCallback(memory, forward=forward)
-    failing = trainer(model, callback, 1, tmp_path, max_steps=2)
+    failing = make_trainer(model, callback, 1, tmp_path, max_steps=2)
     with pytest.raises(RuntimeError, match="the update fails"):
         failing.train()
     assert callback.hook is None
     assert not failing.optimizer.optimizer._optimizer_step_pre_hooks
 
 
-def test_training_goes_on_after_an_evaluation_that_failed(tmp_path: Path) -> None:
-    model = bert()
-    memory = memory_of(model)
-    trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
-    before = outputs(model, 0)
+def test_training_continues_after_a_failed_evaluation(tmp_path: Path) -> None:
+    model = make_bert()
+    memory = make_memory(model)
+    make_trainer(model, GradientMemoryCallback(memory), 0, tmp_path, max_steps=3).train()
+    before = compute_outputs(model, 0)
     callback = GradientMemoryCallback(memory, every=4)
-    second = trainer(model, callback, 1, tmp_path, eval_strategy="steps", eval_steps=2)
+    second = make_trainer(model, callback, 1, tmp_path, eval_strategy="steps", eval_steps=2)
 
     def failing(*_: Any) -> dict[str, float]:
         raise RuntimeError("no such metric")
@@ -412,4 +412,4 @@ def test_training_goes_on_after_an_evaluation_that_failed(tmp_path: Path) -> Non
     second.compute_metrics = None
     second.train()
     assert memory.tasks == 2
-    assert drift(outputs(model, 0), before) < 1e-4
+    assert measure_drift(compute_outputs(model, 0), before) < 1e-4

@@ -1,4 +1,4 @@
-"""Tasks for methods that grow the network, learned in the way of the loop."""
+"""Tasks for methods that grow the network, trained as the trainer does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,30 +23,30 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def shape_of(kind: str) -> tuple[int, ...]:
+def get_shape(kind: str) -> tuple[int, ...]:
     return (12,) if kind in ("mlp", "shared") else IMAGE
 
 
-def excluded(kind: str) -> list[str]:
+def get_excluded(kind: str) -> list[str]:
     return [] if kind == "shared" else ["heads.*"]
 
 
-def network_of(kind: str) -> nn.Module:
+def make_network(kind: str) -> nn.Module:
     torch.manual_seed(0)
     return NETWORKS[kind]().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def batch_of(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> Batch:
+def make_batch(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> Batch:
     generator = torch.Generator().manual_seed(task)
     return torch.randn(count, *shape, generator=generator), torch.arange(count) % HEADS[task]
 
 
 def learn(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,), *, steps: int = 3) -> None:
-    """A task up to its end, but not taken in."""
-    batch = batch_of(head, shape)
+    """Train on a task up to its end, without consolidation."""
+    batch = make_batch(head, shape)
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = method.optimizer(torch.optim.SGD, 0.1 if len(shape) == 1 else 0.01)
+    method.begin_task(head, [batch])
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.1 if len(shape) == 1 else 0.01)
     method.attach(optimizer)
     method.network.train()
     for step in range(steps):
@@ -55,12 +55,12 @@ def learn(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,), *, st
 
 def consolidate(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,)) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], head), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], head), batch[1], reduction="none")
 
-    method.consolidate([batch_of(head, shape)], log_likelihood)
+    method.consolidate([make_batch(head, shape)], log_likelihood)
 
 
 @torch.no_grad()
-def answers(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,)) -> Tensor:
+def get_logits(method: Growing[Any], head: int, shape: tuple[int, ...] = (12,)) -> Tensor:
     method.network.eval()
-    return method.logits(batch_of(head, shape)[0], head)
+    return method.compute_logits(make_batch(head, shape)[0], head)

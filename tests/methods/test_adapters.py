@@ -22,7 +22,7 @@ from sgp.networks import MLP, ResNet18
 SPLIT: dict[str, Any] = {"kind": "split", "epochs": 3}
 
 
-def test_the_frozen_network_changes_in_its_heads_alone(tmp_path: Path) -> None:
+def test_only_heads_of_the_frozen_network_change(tmp_path: Path) -> None:
     learner = run(tmp_path / "run", small("frozen", **SPLIT))
     first = run(tmp_path / "first", small("frozen", **SPLIT, tasks=1))
     mine, theirs = learner.network.state_dict(), first.network.state_dict()
@@ -44,7 +44,7 @@ def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features
     assert isinstance(method, Frozen)
     inputs, labels = torch.randn(200, 6), torch.randint(0, 3, (200,))
     before = {name: parameter.clone() for name, parameter in network.named_parameters()}
-    method.begin(1, [(inputs[:120], labels[:120]), (inputs[120:], labels[120:])])
+    method.begin_task(1, [(inputs[:120], labels[:120]), (inputs[120:], labels[120:])])
     assert {n for n, p in network.named_parameters() if not torch.equal(p, before[n])} <= {
         "heads.1.weight",
         "heads.1.bias",
@@ -60,7 +60,7 @@ def test_a_head_of_the_frozen_network_is_the_logistic_regression_of_its_features
 
 
 def test_a_network_without_heads_cannot_be_frozen() -> None:
-    with pytest.raises(ValueError, match="heads alone"):
+    with pytest.raises(ValueError, match="heads only"):
         METHODS["frozen"](nn.Sequential(nn.Linear(3, 2)), None, exclude=())
 
 
@@ -82,7 +82,7 @@ def test_osf_keeps_the_strongest_directions_of_each_weight(tmp_path: Path) -> No
     start = run(tmp_path / "start", small("osf", **SPLIT, tasks=1, lr=1e-12))
     learner = run(tmp_path / "run", small("osf", **SPLIT, tasks=1))
     for each in (start, learner):
-        each.method._fold()  # type: ignore[attr-defined]
+        each.method._merge_adapters()  # type: ignore[attr-defined]
     for name in start.method.targets:  # type: ignore[attr-defined]
         before = start.network.get_submodule(name).weight.detach()
         change = learner.network.get_submodule(name).weight.detach() - before
@@ -100,7 +100,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(method: str, tmp_path: P
     assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
 
 
-def test_osf_refuses_a_network_without_linear_layers() -> None:
+def test_osf_raises_an_error_without_linear_layers() -> None:
     with pytest.raises(ValueError, match="osf adapts layers of type Linear, and ResNet18 has none"):
         METHODS["osf"](ResNet18(heads=(2, 2)), OSFSettings(), exclude=["heads.*"])
     METHODS["lora"](ResNet18(heads=(2, 2)), LoRASettings(), exclude=["heads.*"])
@@ -121,6 +121,6 @@ def test_without_peft_the_message_says_what_to_install(monkeypatch: pytest.Monke
         (lambda: FrozenSettings(head_decay=0.0), "head_decay"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(make: Any, name: str) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(make: Any, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         make()

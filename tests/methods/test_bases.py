@@ -1,4 +1,4 @@
-"""What is written down of the bases of a layer: few numbers, the right ones, and the same after a stop."""
+"""Logged descriptions of a layer's bases: few numbers, correct, and equal after a resume."""
 
 import json
 from pathlib import Path
@@ -11,45 +11,45 @@ pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the 
 
 from experiments.small import events, of_kind, run, run_with_stops, small
 
-from sgp.methods.gpm import GPM, POINTS, curve
+from sgp.methods.gpm import GPM, POINTS, sample_curve
 
 
 @pytest.mark.parametrize("method", ["gpm", "sgp"])
-def test_bases_are_told_as_the_memory_has_them(tmp_path: Path, method: str) -> None:
+def test_logged_bases_are_those_of_the_memory(tmp_path: Path, method: str) -> None:
     learner = run(tmp_path, small(method))
     last = of_kind(events(tmp_path), "task")[-1]
     assert isinstance(learner.method, GPM)
     layers = learner.method.memory.capacity().layers
     assert list(last["bases"]) == [layer.layer for layer in layers]
     for layer in layers:
-        told = last["bases"][layer.layer]
-        assert (told["count"], told["of"], told["blocked"]) == (layer.bases, layer.dimension, layer.blocked)
-        assert len(json.dumps(told)) < 700
-        assert ("importances" in told) == (method == "sgp")
+        values = last["bases"][layer.layer]
+        assert (values["count"], values["of"], values["blocked"]) == (layer.bases, layer.dimension, layer.blocked)
+        assert len(json.dumps(values)) < 700
+        assert ("importances" in values) == (method == "sgp")
         if method == "sgp":
             importance = learner.method.memory.subspaces[layer.layer].importance.flatten().sort(descending=True).values
-            assert [position for position, _ in told["importances"]][:: len(told["importances"]) - 1] == [
+            assert [position for position, _ in values["importances"]][:: len(values["importances"]) - 1] == [
                 1,
                 layer.bases,
             ]
-            for position, value in told["importances"]:
+            for position, value in values["importances"]:
                 assert value == pytest.approx(float(importance[position - 1]), rel=1e-3)
 
 
 def test_singular_values_of_the_first_task_are_those_of_its_inputs(tmp_path: Path) -> None:
     learner = run(tmp_path, small("gpm", tasks=1, memory_samples=40))
     (first,) = of_kind(events(tmp_path), "task")
-    told = first["bases"]["hidden.0"]["singular values"]
+    values = first["bases"]["hidden.0"]["singular values"]
     task = learner.load_task(0)
-    batch = next(iter(learner._random_batches(task, 40, "consolidate", 0)))[0]
+    batch = next(iter(learner._iterate_batches(task, 40, "consolidate", 0)))[0]
     rows = torch.cat([batch, torch.ones(len(batch), 1)], dim=1).double()
     sigma = torch.linalg.svdvals(rows)
-    for position, value in told:
+    for position, value in values:
         assert value == pytest.approx(float(sigma[position - 1] / sigma[0]), rel=1e-3)
-    assert told[0] == [1, 1.0]
+    assert values[0] == [1, 1.0]
 
 
-def test_a_stopped_run_tells_the_same_of_its_bases_and_tasks(tmp_path: Path) -> None:
+def test_a_resumed_run_logs_the_same_bases_and_tasks(tmp_path: Path) -> None:
     run(tmp_path / "whole", small("sgp"))
     run_with_stops(tmp_path / "stopped", small("sgp"), (1, 1), (2, 2))
     whole, stopped = (of_kind(events(tmp_path / name), "task") for name in ("whole", "stopped"))
@@ -57,20 +57,20 @@ def test_a_stopped_run_tells_the_same_of_its_bases_and_tasks(tmp_path: Path) -> 
     assert [task["data"] for task in whole] == [task["data"] for task in stopped]
 
 
-def test_sizes_of_tasks_are_told(tmp_path: Path) -> None:
+def test_sizes_of_tasks_are_logged(tmp_path: Path) -> None:
     learner = run(tmp_path, small("finetune"))
-    for position, told in enumerate(of_kind(events(tmp_path), "task")):
+    for position, values in enumerate(of_kind(events(tmp_path), "task")):
         task = learner.load_task(position)
         sizes = {"train": len(task.train), "validation": len(task.validation), "test": len(task.test)}
-        assert told["data"] == {"inputs": [64], "classes": learner.stream.heads[position]} | sizes
-        assert told["bases"] == {}
+        assert values["data"] == {"inputs": [64], "classes": learner.stream.heads[position]} | sizes
+        assert values["bases"] == {}
 
 
-def test_a_curve_has_its_ends_and_no_more_points_than_asked_for() -> None:
+def test_a_curve_has_its_ends_and_at_most_the_set_number_of_points() -> None:
     values = torch.rand(1000)
-    found = curve(values, torch.linspace(1, 1000, POINTS))
+    found = sample_curve(values, torch.linspace(1, 1000, POINTS))
     assert len(found) == POINTS
     assert found[0] == (1, pytest.approx(float(values.max()), rel=1e-3))
     assert found[-1] == (1000, pytest.approx(float(values.min()), rel=1e-3))
-    assert curve(torch.rand(2), torch.linspace(1, 2, POINTS))[-1][0] == 2
-    assert curve(torch.rand(0), torch.linspace(1, 0, POINTS)) == []
+    assert sample_curve(torch.rand(2), torch.linspace(1, 2, POINTS))[-1][0] == 2
+    assert sample_curve(torch.rand(0), torch.linspace(1, 0, POINTS)) == []

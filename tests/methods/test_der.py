@@ -1,34 +1,30 @@
-"""Dark experience replay: the memory has the logits of the moment of insertion, and answers are held to them."""
+"""Dark experience replay: logits are those of the moment of insertion, and the loss keeps outputs near them."""
 
 import math
 from typing import Any
 
 import pytest
 import torch
+from methods.replay import make_batch
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from sgp.methods import Batch, Moment
-from sgp.methods.der import DER, DERSettings, distance
+from sgp.methods import Moment
+from sgp.methods.der import DER, DERSettings, compute_distance
 from sgp.networks import MLP
 
 NOW, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 
 
-def made(heads: tuple[int, ...] = (3, 3), **settings: Any) -> DER:
+def make_method(heads: tuple[int, ...] = (3, 3), **settings: Any) -> DER:
     torch.manual_seed(0)
     return DER(MLP((12, 16), heads), DERSettings(**settings), exclude=["heads.*"])
 
 
-def batch(seed: int, count: int = 8, classes: int = 3) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, 12, generator=generator), torch.randint(classes, (count,), generator=generator)
-
-
 def test_stored_logits_are_those_of_the_moment_of_insertion() -> None:
-    method = made()
+    method = make_method()
     optimizer = SGD(method.network.parameters(), lr=0.5)
-    first, second = batch(1), batch(2)
+    first, second = make_batch(1), make_batch(2)
     with torch.no_grad():
         before = method.network(first[0], 0).clone()
     method.step(first, 0, NOW, optimizer)
@@ -36,7 +32,7 @@ def test_stored_logits_are_those_of_the_moment_of_insertion() -> None:
         between = method.network(second[0], 1).clone()
     method.step(second, 1, NOW, optimizer)
     for seed in range(3):
-        method.step(batch(3 + seed), 1, Moment(0, 0.5, 0.5), optimizer)
+        method.step(make_batch(3 + seed), 1, Moment(0, 0.5, 0.5), optimizer)
     contents = method.buffer.contents
     torch.testing.assert_close(contents["logits"][:16], torch.cat([before, between]))
     assert torch.equal(contents["inputs"][:16], torch.cat([first[0], second[0]]))
@@ -47,12 +43,12 @@ def test_stored_logits_are_those_of_the_moment_of_insertion() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, 0.7])
 def test_the_loss_has_the_distance_to_stored_logits_and_for_der_plus_plus_the_labels_too(beta: float) -> None:
-    method = made(alpha=0.3, beta=beta)
-    old, new = batch(1, 6), batch(2)
+    method = make_method(alpha=0.3, beta=beta)
+    old, new = make_batch(1, 6), make_batch(2)
     with torch.no_grad():
         stored = method.network(old[0], 0).clone()
     method.step(old, 0, NOW, SGD(method.network.parameters(), lr=0.5))
-    loss = method.loss(new, 1, LATER)  # draws all six
+    loss = method.compute_loss(new, 1, LATER)  # draws all six
     answers = method.network(old[0], 0)
     expected = (
         F.cross_entropy(method.network(new[0], 1), new[1])
@@ -70,20 +66,20 @@ def test_the_loss_has_the_distance_to_stored_logits_and_for_der_plus_plus_the_la
 def test_der_plus_plus_draws_twice() -> None:
     sizes: list[int] = []
     for beta in (0.0, 0.5):
-        method = made(beta=beta, memory_batch=5)
-        method.step(batch(1, 20), 0, NOW, SGD(method.network.parameters(), lr=0.1))
+        method = make_method(beta=beta, memory_batch=5)
+        method.step(make_batch(1, 20), 0, NOW, SGD(method.network.parameters(), lr=0.1))
         method.network.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-        method.loss(batch(2), 1, NOW)
+        method.compute_loss(make_batch(2), 1, NOW)
     assert sizes == [8, 5, 8, 5, 5]
 
 
 def test_heads_of_different_class_counts_make_no_nan() -> None:
     counts = (2, 5, 1, 3)
-    method = made(counts, beta=0.5)
+    method = make_method(counts, beta=0.5)
     optimizer = SGD(method.network.parameters(), lr=0.1)
     for head, classes in enumerate(counts):
         for seed in range(3):
-            assert math.isfinite(method.step(batch(seed, 8, classes), head, NOW, optimizer))
+            assert math.isfinite(method.step(make_batch(seed, 8, classes), head, NOW, optimizer))
             assert all(torch.isfinite(weight).all() for weight in method.network.parameters())
     contents = method.buffer.contents
     assert contents["logits"].shape == (len(method.buffer), 5)
@@ -92,11 +88,11 @@ def test_heads_of_different_class_counts_make_no_nan() -> None:
         assert (logits[counts[head] :] == -math.inf).all()
 
 
-def test_the_distance_is_the_mean_over_classes_that_there_are_and_so_is_its_gradient() -> None:
+def test_the_distance_and_its_gradient_are_means_over_existing_classes() -> None:
     inf = math.inf
     answers = torch.tensor([[1.0, 2.0, 4.0], [3.0, -inf, -inf]], requires_grad=True)
     stored = torch.tensor([[0.0, 2.0, 2.0, -inf], [1.0, -inf, -inf, -inf]])
-    found = distance(answers, stored)
+    found = compute_distance(answers, stored)
     assert found.item() == pytest.approx((1 + 0 + 4 + 4) / 4)
     found.backward()  # type: ignore[no-untyped-call]
     assert answers.grad is not None
@@ -105,18 +101,18 @@ def test_the_distance_is_the_mean_over_classes_that_there_are_and_so_is_its_grad
 
 def test_examples_are_offered_in_every_epoch_or_in_the_first_of_a_task() -> None:
     for fill, seen in (("first-epoch", 8), ("every-epoch", 16)):
-        method = made(fill=fill)
+        method = make_method(fill=fill)
         optimizer = SGD(method.network.parameters(), lr=0.1)
         for moment in (NOW, LATER):
-            method.step(batch(1), 0, moment, optimizer)
+            method.step(make_batch(1), 0, moment, optimizer)
         assert method.buffer.seen == seen
     assert DERSettings().fill == "every-epoch"
 
 
-def test_bytes_tell_data_and_logits_apart() -> None:
-    method = made(memory_size=10)
-    assert method.bytes() == {"data": 0, "logits": 0}
-    method.step(batch(1, 40), 0, NOW, SGD(method.network.parameters(), lr=0.1))
-    assert method.bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
-    assert sum(method.bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
+def test_bytes_distinguish_data_and_logits() -> None:
+    method = make_method(memory_size=10)
+    assert method.count_bytes() == {"data": 0, "logits": 0}
+    method.step(make_batch(1, 40), 0, NOW, SGD(method.network.parameters(), lr=0.1))
+    assert method.count_bytes() == {"data": 10 * (12 * 4 + 8 + 8), "logits": 10 * 3 * 4}
+    assert sum(method.count_bytes().values()) == sum(kept.nbytes for kept in method.state_dict()["contents"].values())
     assert method.keeps_data

@@ -1,4 +1,4 @@
-"""The diagonal Fisher information equals that of gradients of single examples, whatever layers a network has."""
+"""The diagonal Fisher information equals that of single examples' gradients, for all layer types."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch
-from sgp.methods.fisher import _Call, fisher_of_batches, fisher_of_samples, in_mode, with_drawn_labels
+from sgp.methods.fisher import _Call, compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
 from sgp.networks import MLP, LeNet, ResNet18
 
 N = 5
 
 
 class Residual(nn.Module):
-    """A block around which its input is added, with norm layers in which examples do not meet."""
+    """A residual block with norm layers in which examples do not interact."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Residual(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer in two places, weights that are tied or used without their module, and one that is of no known layer."""
+    """A layer used twice, weights that are tied or used outside their module, and one of an unsupported layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Twice(nn.Module):
 
 
 class Attention(nn.Module):
-    """Sequences: linear layers and norms at several positions, and a layer whose weights no module shows."""
+    """Sequences: linear layers and norms at several positions, and a layer whose weights are not in a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Keys(nn.Module):
 
 
 class Texts(nn.Module):
-    """Embeddings: words of which some repeat in an example or are padding, and positions that are looked up once."""
+    """Embeddings: words, some repeated in an example or padding, and positions that are looked up once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Texts(nn.Module):
         return out
 
 
-def convolution(**options: Any) -> nn.Module:
+def make_convolution(**options: Any) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(4, 6, 3, **options), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 3)
     )
@@ -115,13 +115,13 @@ IMAGES, VECTORS = (3, 7, 7), (5,)
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: MLP((5, 7, 6), (3,)), VECTORS),
     "no bias": (lambda: MLP((5, 7), (3,), bias=False), VECTORS),
-    "plain": (convolution, (4, 7, 7)),
-    "strided": (lambda: convolution(stride=2), (4, 7, 7)),
-    "padded": (lambda: convolution(padding=1, stride=(2, 1)), (4, 7, 7)),
-    "same": (lambda: convolution(padding="same", bias=False), (4, 7, 7)),
-    "reflected": (lambda: convolution(padding=2, padding_mode="reflect"), (4, 7, 7)),
-    "dilated": (lambda: convolution(dilation=2), (4, 7, 7)),
-    "grouped": (lambda: convolution(groups=2, stride=2, padding=1), (4, 7, 7)),
+    "plain": (make_convolution, (4, 7, 7)),
+    "strided": (lambda: make_convolution(stride=2), (4, 7, 7)),
+    "padded": (lambda: make_convolution(padding=1, stride=(2, 1)), (4, 7, 7)),
+    "same": (lambda: make_convolution(padding="same", bias=False), (4, 7, 7)),
+    "reflected": (lambda: make_convolution(padding=2, padding_mode="reflect"), (4, 7, 7)),
+    "dilated": (lambda: make_convolution(dilation=2), (4, 7, 7)),
+    "grouped": (lambda: make_convolution(groups=2, stride=2, padding=1), (4, 7, 7)),
     "one dimension": (
         lambda: nn.Sequential(nn.Conv1d(2, 4, 3, stride=2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)),
         (2, 8),
@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def made(case: str) -> tuple[nn.Module, Batch]:
+def make_method(case: str) -> tuple[nn.Module, Batch]:
     torch.manual_seed(0)
     network, shape = CASES[case][0](), CASES[case][1]
     for module in network.modules():
@@ -146,12 +146,12 @@ def made(case: str) -> tuple[nn.Module, Batch]:
     return network.eval(), (torch.randn(N, *shape), torch.arange(N) % 3)
 
 
-def log_likelihood(network: nn.Module) -> Callable[[Batch], Tensor]:
+def make_log_likelihood(network: nn.Module) -> Callable[[Batch], Tensor]:
     return lambda batch: -F.cross_entropy(network(batch[0]), batch[1], reduction="none")
 
 
-def by_functions(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """By torch.func: the gradient of each example alone, squared, in the mean.
+def compute_with_func(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Compute the mean of the squared gradients of single examples by torch.func.
 
     LeNet's response norm has a backward pass of its own, which torch.func does not take; its examples run alone.
     """
@@ -176,11 +176,11 @@ def by_functions(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_mean_square_of_each_examples_gradient(case: str) -> None:
-    network, (inputs, labels) = made(case)
+def test_fisher_information_is_the_mean_square_of_each_examples_gradient(case: str) -> None:
+    network, (inputs, labels) = make_method(case)
     batches = list(zip(inputs.split(3), labels.split(3), strict=True))
-    expected = by_functions(network, (inputs, labels))
-    fisher = fisher_of_samples(network, dict(network.named_parameters()), batches, log_likelihood(network))
+    expected = compute_with_func(network, (inputs, labels))
+    fisher = compute_sample_fisher(network, dict(network.named_parameters()), batches, make_log_likelihood(network))
     assert fisher.keys() == expected.keys()
     nothing = 1e-10 * max(float(value.max()) for value in expected.values())  # rounding, squared
     for name, value in expected.items():
@@ -195,7 +195,7 @@ def test_it_is_the_mean_square_of_each_examples_gradient(case: str) -> None:
 def test_known_layers_take_one_backward_pass_for_a_batch(
     case: str, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, batch = made(case)
+    network, batch = make_method(case)
     counted, grad = [], torch.autograd.grad
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -203,25 +203,25 @@ def test_known_layers_take_one_backward_pass_for_a_batch(
         return grad(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "grad", counting)
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], make_log_likelihood(network))
     assert len(counted) == passes
 
 
 def test_chunks_of_examples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, batch = made("grouped")
+    network, batch = make_method("grouped")
     parameters = dict(network.named_parameters())
-    whole = fisher_of_samples(network, parameters, [batch], log_likelihood(network))
+    whole = compute_sample_fisher(network, parameters, [batch], make_log_likelihood(network))
     monkeypatch.setattr("sgp.methods.fisher.FLOATS_PER_CHUNK", 1)
-    for name, value in fisher_of_samples(network, parameters, [batch], log_likelihood(network)).items():
+    for name, value in compute_sample_fisher(network, parameters, [batch], make_log_likelihood(network)).items():
         torch.testing.assert_close(value, whole[name])
 
 
 def test_the_published_form_squares_the_gradient_of_a_batch_and_is_smaller() -> None:
-    network, _ = made("linear")
+    network, _ = make_method("linear")
     inputs, labels = torch.randn(50, 5), torch.randint(3, (50,))
     batches = list(zip(inputs.split(20), labels.split(20), strict=True))
     parameters = dict(network.named_parameters())
-    fisher = fisher_of_batches(parameters, batches, log_likelihood(network))
+    fisher = compute_batch_fisher(parameters, batches, make_log_likelihood(network))
     expected = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     for x, y in batches:
         network.zero_grad()
@@ -231,18 +231,18 @@ def test_the_published_form_squares_the_gradient_of_a_batch_and_is_smaller() -> 
             expected[name] += 20 * parameter.grad.square() / 50
     for name, value in expected.items():
         torch.testing.assert_close(fisher[name], value)
-    single = fisher_of_samples(network, parameters, batches, log_likelihood(network))
+    single = compute_sample_fisher(network, parameters, batches, make_log_likelihood(network))
     ratio = sum(float(v.sum()) for v in single.values()) / sum(float(v.sum()) for v in fisher.values())
     assert ratio > 4
 
 
-def test_drawn_labels_follow_the_networks_own_answer() -> None:
+def test_drawn_labels_follow_the_networks_own_output() -> None:
     torch.manual_seed(0)
     network = nn.Linear(2, 3)
     inputs = torch.randn(1, 2)
     shares = network(inputs).detach().softmax(dim=1).squeeze(0)
     batch = (inputs.expand(6000, 2), torch.zeros(6000, dtype=torch.long))
-    values = with_drawn_labels(network, log_likelihood(network))(batch).detach()
+    values = use_drawn_labels(network, make_log_likelihood(network))(batch).detach()
     for share in shares:
         assert float((values - share.log()).abs().lt(1e-4).float().mean()) == pytest.approx(float(share), abs=0.03)
     # The definition: sum over labels y of p(y) (d log p(y) / d theta)^2.
@@ -250,23 +250,23 @@ def test_drawn_labels_follow_the_networks_own_answer() -> None:
     for label, share in enumerate(shares.tolist()):
         (gradient,) = torch.autograd.grad(network(inputs).log_softmax(dim=1)[0, label], network.weight)
         expected += share * gradient.square()
-    found = fisher_of_samples(
-        network, {"weight": network.weight}, [batch], with_drawn_labels(network, log_likelihood(network))
+    found = compute_sample_fisher(
+        network, {"weight": network.weight}, [batch], use_drawn_labels(network, make_log_likelihood(network))
     )
     torch.testing.assert_close(found["weight"], expected, rtol=0.1, atol=0)
 
 
-def test_labels_cannot_be_drawn_from_what_is_no_logits() -> None:
+def test_labels_are_drawn_only_from_logits() -> None:
     network = nn.Conv2d(3, 3, 1)
     with pytest.raises(TypeError, match=r"logits \[n, classes\]; the network's output is \(2, 3, 4, 4\)"):
-        with_drawn_labels(network, lambda batch: network(batch[0]))((torch.zeros(2, 3, 4, 4), torch.zeros(2)))
+        use_drawn_labels(network, lambda batch: network(batch[0]))((torch.zeros(2, 3, 4, 4), torch.zeros(2)))
 
 
-def test_modes_and_running_statistics_come_back() -> None:
+def test_modes_and_running_statistics_are_restored() -> None:
     network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
     network[1].eval()
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    with in_mode(network, training=True):
+    with preserve_state(network, training=True):
         assert network[1].training
         network(torch.randn(8, 3) + 5)
         assert not torch.equal(before["0.running_mean"], network[0].running_mean)  # type: ignore[arg-type]
@@ -276,20 +276,20 @@ def test_modes_and_running_statistics_come_back() -> None:
 
 
 def test_nothing_is_left_on_the_network() -> None:
-    network, batch = made("residual")
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    network, batch = make_method("residual")
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], make_log_likelihood(network))
     assert all(parameter.grad is None for parameter in network.parameters())
     assert not any(module._forward_hooks for module in network.modules())
 
 
 @pytest.mark.parametrize("case", ["linear", "twice"])
-def test_a_caller_that_wants_no_gradients_gets_the_same(case: str) -> None:
-    network, batch = made(case)
+def test_the_result_is_the_same_under_no_grad(case: str) -> None:
+    network, batch = make_method(case)
     parameters = dict(network.named_parameters())
-    for find in (partial(fisher_of_samples, network), fisher_of_batches):
-        expected = find(parameters, [batch], log_likelihood(network))
+    for find in (partial(compute_sample_fisher, network), compute_batch_fisher):
+        expected = find(parameters, [batch], make_log_likelihood(network))
         with torch.no_grad():
-            found = find(parameters, [batch], log_likelihood(network))
+            found = find(parameters, [batch], make_log_likelihood(network))
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert any(value.any() for value in found.values())
 
@@ -302,27 +302,27 @@ def test_a_backward_pass_for_each_example_keeps_no_gradients_of_layers(monkeypat
         return made_calls[-1]
 
     monkeypatch.setattr("sgp.methods.fisher._Call", call)
-    network, batch = made("twice")
-    fisher_of_samples(network, dict(network.named_parameters()), [batch], log_likelihood(network))
+    network, batch = make_method("twice")
+    compute_sample_fisher(network, dict(network.named_parameters()), [batch], make_log_likelihood(network))
     assert made_calls
     assert all(len(each.deltas) <= 1 for each in made_calls)
 
 
-def test_what_is_no_log_likelihood_of_examples_is_an_error() -> None:
-    network, batch = made("linear")
+def test_a_log_likelihood_of_a_wrong_shape_or_without_graph_is_an_error() -> None:
+    network, batch = make_method("linear")
     parameters = dict(network.named_parameters())
-    for find in (partial(fisher_of_samples, network), fisher_of_batches):
+    for find in (partial(compute_sample_fisher, network), compute_batch_fisher):
         with pytest.raises(ValueError, match=r"a number for each of 5 examples, got \(\)"):
-            find(parameters, [batch], lambda batch: log_likelihood(network)(batch).mean())
+            find(parameters, [batch], lambda batch: make_log_likelihood(network)(batch).mean())
         with pytest.raises(ValueError, match="log_likelihood has no gradient"):
-            find(parameters, [batch], lambda batch: log_likelihood(network)(batch).detach())
-        assert find({}, [batch], lambda batch: log_likelihood(network)(batch).detach()) == {}
+            find(parameters, [batch], lambda batch: make_log_likelihood(network)(batch).detach())
+        assert find({}, [batch], lambda batch: make_log_likelihood(network)(batch).detach()) == {}
 
 
 def test_no_examples_are_an_error() -> None:
-    network, _ = made("linear")
+    network, _ = make_method("linear")
     parameters = dict(network.named_parameters())
     with pytest.raises(ValueError, match="no examples"):
-        fisher_of_samples(network, parameters, [], log_likelihood(network))
+        compute_sample_fisher(network, parameters, [], make_log_likelihood(network))
     with pytest.raises(ValueError, match="no examples"):
-        fisher_of_batches(parameters, [], log_likelihood(network))
+        compute_batch_fisher(parameters, [], make_log_likelihood(network))

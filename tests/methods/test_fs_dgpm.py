@@ -1,4 +1,4 @@
-"""FS-DGPM: steps uphill inside old directions, soft weights that follow their gradient, bases from kept examples."""
+"""FS-DGPM: steps uphill inside old directions, soft weights that follow their gradient, bases from stored examples."""
 
 import math
 from typing import Any
@@ -18,17 +18,17 @@ WIDTHS = (12, 16, 8)
 FIRST, LATER = Moment(0, 0.0, 0.0), Moment(1, 0.0, 0.5)
 
 
-def mlp() -> MLP:
+def make_mlp() -> MLP:
     torch.manual_seed(0)
     return MLP(WIDTHS, (3, 3, 2))
 
 
-def made(network: nn.Module | None = None, **settings: Any) -> FSDGPM:
-    return FSDGPM(network or mlp(), FSDGPMSettings(**({"memory_size": 50} | settings)), exclude=["heads.*"])
+def make_method(network: nn.Module | None = None, **settings: Any) -> FSDGPM:
+    return FSDGPM(network or make_mlp(), FSDGPMSettings(**({"memory_size": 50} | settings)), exclude=["heads.*"])
 
 
-def batches(task: int) -> list[Batch]:
-    """Inputs of each task lie in a few directions of their own."""
+def make_batches(task: int) -> list[Batch]:
+    """Return batches whose inputs lie in a few directions of the task's own."""
     generator = torch.Generator().manual_seed(task)
     inputs = torch.randn(40, 3, generator=generator) @ torch.randn(3, WIDTHS[0], generator=generator)
     labels = torch.randint(2, (40,), generator=generator)
@@ -36,31 +36,31 @@ def batches(task: int) -> list[Batch]:
 
 
 def train(method: FSDGPM, task: int, *, epochs: int = 2, lr: float = 0.05) -> torch.optim.Optimizer:
-    """Train as the loop does, up to consolidation."""
-    method.begin(task, batches(task))
-    optimizer = method.optimizer(torch.optim.SGD, lr)
+    """Train as the trainer does, without consolidation."""
+    method.begin_task(task, make_batches(task))
+    optimizer = method.build_optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     for epoch in range(epochs):
-        for batch in batches(task):
+        for batch in make_batches(task):
             method.step(batch, task, LATER if epoch else FIRST, optimizer)
     return optimizer
 
 
 def consolidate(method: FSDGPM, task: int) -> None:
-    method.consolidate(batches(task), lambda batch: method.network(batch[0], task)[:, 0])
+    method.consolidate(make_batches(task), lambda batch: method.network(batch[0], task)[:, 0])
 
 
-def learned(tasks: int, **settings: Any) -> FSDGPM:
+def learn_tasks(tasks: int, **settings: Any) -> FSDGPM:
     torch.manual_seed(1)
-    method = made(**settings)
+    method = make_method(**settings)
     for task in range(tasks):
         train(method, task)
         consolidate(method, task)
     return method
 
 
-def layers(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of each guarded layer's weight with its bias as one more column."""
+def copy_layers(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of each protected layer's weight with its bias as one more column."""
     return {
         name: torch.cat([layer.weight.detach(), layer.bias.detach().unsqueeze(1)], dim=1)
         for name, layer in model.named_modules()
@@ -68,15 +68,15 @@ def layers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def uphill(method: FSDGPM, task: int = 1) -> dict[str, Tensor]:
-    """The direction of the first step uphill of a batch."""
-    spaces = method._weighted({name: torch.ones_like(s.importance) for name, s in method.memory.subspaces.items()})
-    return method._uphill(batches(task)[0], task, dict(method.network.named_parameters()), spaces)
+def compute_uphill(method: FSDGPM, task: int = 1) -> dict[str, Tensor]:
+    """Compute the direction of a batch's first step uphill."""
+    spaces = method._weigh_bases({name: torch.ones_like(s.importance) for name, s in method.memory.subspaces.items()})
+    return method._compute_uphill(make_batches(task)[0], task, dict(method.network.named_parameters()), spaces)
 
 
 def test_steps_uphill_stay_inside_the_span_of_the_bases() -> None:
-    method = learned(1)
-    found = uphill(method)
+    method = learn_tasks(1)
+    found = compute_uphill(method)
     for layer, space in method.memory.subspaces.items():
         step = torch.cat([found[f"{layer}.weight"], found[f"{layer}.bias"].unsqueeze(1)], dim=1)
         M = space.basis[0]
@@ -86,15 +86,15 @@ def test_steps_uphill_stay_inside_the_span_of_the_bases() -> None:
 
 
 def test_steps_uphill_are_the_gradient_weighted_by_soft_weights() -> None:
-    method = learned(1)
-    inputs, labels = batches(1)[0]
+    method = learn_tasks(1)
+    inputs, labels = make_batches(1)[0]
     weight = method.network.get_parameter("hidden.0.weight")
     bias = method.network.get_parameter("hidden.0.bias")
     g, g_bias = torch.autograd.grad(F.cross_entropy(method.network(inputs, 1), labels), [weight, bias])
     old = method.memory.subspaces["hidden.0"]
     soft = torch.rand_like(old.importance)
     spaces = {"hidden.0": Subspace(old.basis, soft, old.rank)}
-    found = method._uphill((inputs, labels), 1, dict(method.network.named_parameters()), spaces)
+    found = method._compute_uphill((inputs, labels), 1, dict(method.network.named_parameters()), spaces)
     M = old.basis[0]
     expected = torch.cat([g, g_bias.unsqueeze(1)], dim=1) @ M @ torch.diag(soft[0]) @ M.T
     assert torch.allclose(found["hidden.0.weight"], expected[:, :-1], atol=1e-6)
@@ -102,28 +102,28 @@ def test_steps_uphill_are_the_gradient_weighted_by_soft_weights() -> None:
 
 
 def test_before_there_are_bases_and_for_heads_steps_uphill_are_the_gradient_itself() -> None:
-    for method in (made(), learned(1)):
-        inputs, labels = batches(1)[0]
+    for method in (make_method(), learn_tasks(1)):
+        inputs, labels = make_batches(1)[0]
         names = [f"heads.1.{leaf}" for leaf in ("weight", "bias")]
         if not method.memory.tasks:
             names += [f"hidden.0.{leaf}" for leaf in ("weight", "bias")]
         loss = F.cross_entropy(method.network(inputs, 1), labels)
         expected = torch.autograd.grad(loss, [method.network.get_parameter(name) for name in names])
-        found = uphill(method)
+        found = compute_uphill(method)
         for name, gradient in zip(names, expected, strict=True):
             assert torch.equal(found[name], gradient), name
         assert "heads.0.weight" not in found  # the loss does not depend on it
 
 
 def test_the_loss_is_that_of_batch_and_replay_after_each_step_uphill() -> None:
-    method = learned(1, sharpness_lr=0.1, memory_batch=10)
-    batch = batches(1)[0]
-    spaces = method._weighted({n: torch.ones_like(s.importance) for n, s in method.memory.subspaces.items()})
+    method = learn_tasks(1, sharpness_lr=0.1, memory_batch=10)
+    batch = make_batches(1)[0]
+    spaces = method._weigh_bases({n: torch.ones_like(s.importance) for n, s in method.memory.subspaces.items()})
     torch.manual_seed(5)
     found = method._differentiate(batch, 1, spaces, 0.1)
     torch.manual_seed(5)
     drawn = method.buffer.draw(10)
-    twin, expected = mlp(), []
+    twin, expected = make_mlp(), []
     twin.load_state_dict(method.network.state_dict())
     for inputs, labels in zip(batch[0].split(10), batch[1].split(10), strict=True):
         twin.zero_grad()
@@ -147,24 +147,24 @@ def test_the_loss_is_that_of_batch_and_replay_after_each_step_uphill() -> None:
     assert found == pytest.approx(float(sum(expected)) / 2, rel=1e-5)
 
 
-def one_soft_step(method: FSDGPM, pull: float) -> dict[str, Tensor]:
-    """One step of the soft weights with the same gradient for all."""
-    method._learn_soft({name: torch.full_like(value, pull) for name, value in method._soft.items()}, 0.01)
-    return method.soft_weights()
+def take_soft_step(method: FSDGPM, pull: float) -> dict[str, Tensor]:
+    """Take one step of the soft weights with the same gradient for all."""
+    method._update_soft({name: torch.full_like(value, pull) for name, value in method._soft.items()}, 0.01)
+    return method.compute_soft_weights()
 
 
 @pytest.mark.parametrize("rule", ["repeated", "once"])
 def test_soft_weights_receive_a_gradient_and_follow_it(rule: str) -> None:
-    method = learned(1, soft_weights=rule)
-    method.begin(1, batches(1))
+    method = learn_tasks(1, soft_weights=rule)
+    method.begin_task(1, make_batches(1))
     soft = {name: value.clone().requires_grad_() for name, value in method._soft.items()}
-    method._differentiate(batches(1)[0], 1, method._weighted(soft), 0.1)
+    method._differentiate(make_batches(1)[0], 1, method._weigh_bases(soft), 0.1)
     for name, value in soft.items():
         assert value.grad is not None, name
         assert float(value.grad.abs().max()) > 0, name
-    before = method.soft_weights()
+    before = method.compute_soft_weights()
     for _ in range(3):
-        after = one_soft_step(method, 50.0)
+        after = take_soft_step(method, 50.0)
     for name, value in after.items():
         assert (value < before[name] - 0.005).all(), name
         # What is projected follows at once.
@@ -172,17 +172,17 @@ def test_soft_weights_receive_a_gradient_and_follow_it(rule: str) -> None:
 
 
 def test_the_gradient_of_soft_weights_is_right() -> None:
-    method = learned(1, soft_weights="once")
+    method = learn_tasks(1, soft_weights="once")
     method.network.double()
-    method.begin(1, batches(1))
-    inputs, labels = batches(1)[0]
+    method.begin_task(1, make_batches(1))
+    inputs, labels = make_batches(1)[0]
     method.buffer.contents = {}
 
     def loss(name: str, value: Tensor) -> float:
         soft = {n: v.double() for n, v in method._soft.items()} | {name: value}
         spaces = {
-            n: Subspace(method.memory.subspaces[n].basis.double(), method._lambda(v), method.memory.subspaces[n].rank)
-            for n, v in soft.items()
+            n: Subspace(old.basis.double(), method._compute_lambda(soft[n]), old.rank)
+            for n, old in method.memory.subspaces.items()
         }
         return method._differentiate((inputs.double(), labels), 1, spaces, 0.1)
 
@@ -200,9 +200,9 @@ def test_the_gradient_of_soft_weights_is_right() -> None:
 
 
 def test_the_rules_of_soft_weights_are_those_of_the_setting() -> None:
-    grown = {rule: learned(1, soft_weights=rule) for rule in ("repeated", "once", "orphaned")}
+    grown = {rule: learn_tasks(1, soft_weights=rule) for rule in ("repeated", "once", "orphaned")}
     for method in grown.values():
-        method.begin(1, batches(1))
+        method.begin_task(1, make_batches(1))
     sigmoid = lambda x: 1 / (1 + math.exp(-10 * x))  # noqa: E731
     for rule, expected in (
         ("repeated", [sigmoid(1 - 0.5), sigmoid(sigmoid(1 - 0.5) - 0.5)]),
@@ -210,50 +210,50 @@ def test_the_rules_of_soft_weights_are_those_of_the_setting() -> None:
         ("orphaned", [sigmoid(1), sigmoid(sigmoid(1))]),
     ):
         for value in expected:
-            found = one_soft_step(grown[rule], 50.0)
+            found = take_soft_step(grown[rule], 50.0)
             for weights in found.values():
                 assert weights.flatten().tolist() == pytest.approx([value] * weights.numel(), rel=1e-5), rule
 
 
 def test_in_reference_no_pull_moves_soft_weights() -> None:
-    method = learned(1, soft_weights="orphaned")
-    method.begin(1, batches(1))
+    method = learn_tasks(1, soft_weights="orphaned")
+    method.begin_task(1, make_batches(1))
     for _ in range(20):
-        found = one_soft_step(method, 1000.0)
+        found = take_soft_step(method, 1000.0)
     assert all((value > 0.9999).all() for value in found.values())
 
 
 def test_soft_weights_start_at_one_in_each_task() -> None:
-    method = learned(1)
-    assert method.soft_weights() == {}
-    method.begin(1, batches(1))
-    one_soft_step(method, 80.0)
+    method = learn_tasks(1)
+    assert method.compute_soft_weights() == {}
+    method.begin_task(1, make_batches(1))
+    take_soft_step(method, 80.0)
     consolidate(method, 1)
-    method.begin(2, batches(2))
-    for name, value in method.soft_weights().items():
+    method.begin_task(2, make_batches(2))
+    for name, value in method.compute_soft_weights().items():
         assert (value == 1).all()
         assert (method.memory.subspaces[name].importance == 1).all()
 
 
 @pytest.mark.parametrize("soft", [1.0, 0.3])
-def test_weights_move_along_bases_as_much_as_soft_weights_let_them(soft: float) -> None:
-    method = learned(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
-    free = learned(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
+def test_weights_move_along_bases_as_much_as_soft_weights_allow(soft: float) -> None:
+    method = learn_tasks(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
+    free = learn_tasks(1, soft_weights="once", soft_lr=0.0, sharpness_lr=0.0)
     for each, value in ((method, soft), (free, 0.0)):
-        each.begin(1, batches(1))
+        each.begin_task(1, make_batches(1))
         each._soft = {
             name: torch.full_like(u, math.log(value / (1 - value)) / 10 if 0 < value < 1 else 100 * (value - 0.5))
             for name, u in each._soft.items()
         }
-        each._weigh()
+        each.memory.set_importances(each.compute_soft_weights())
     changes = []
     for each in (method, free):
-        before = layers(each.network)
-        optimizer = torch.optim.SGD(each.trained.parameters(), lr=0.1)
+        before = copy_layers(each.network)
+        optimizer = torch.optim.SGD(each.trained_module.parameters(), lr=0.1)
         each.attach(optimizer)
         torch.manual_seed(3)
-        each.step(batches(1)[0], 1, LATER, optimizer)
-        changes.append({name: weight - before[name] for name, weight in layers(each.network).items()})
+        each.step(make_batches(1)[0], 1, LATER, optimizer)
+        changes.append({name: weight - before[name] for name, weight in copy_layers(each.network).items()})
     for layer, space in method.memory.subspaces.items():
         M = space.basis[0]
         assert torch.allclose(changes[0][layer] @ M, (1 - soft) * changes[1][layer] @ M, atol=1e-5)
@@ -262,22 +262,22 @@ def test_weights_move_along_bases_as_much_as_soft_weights_let_them(soft: float) 
         assert float((changes[1][layer] @ M).norm()) > 1e-3
 
 
-def gradient_of_a_step(**settings: Any) -> dict[str, Tensor]:
-    method = learned(1, sharpness_lr=0.5, **settings)
-    method.begin(1, batches(1))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
-    spaces = method._weighted({name: value.clone() for name, value in method._soft.items()})
+def compute_step_gradient(**settings: Any) -> dict[str, Tensor]:
+    method = learn_tasks(1, sharpness_lr=0.5, **settings)
+    method.begin_task(1, make_batches(1))
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
+    spaces = method._weigh_bases({name: value.clone() for name, value in method._soft.items()})
     optimizer.zero_grad()
     torch.manual_seed(2)
-    method._differentiate(batches(1)[0], 1, spaces, 0.5)
+    method._differentiate(make_batches(1)[0], 1, spaces, 0.5)
     return {name: p.grad for name, p in method.network.named_parameters() if p.grad is not None}
 
 
 def test_the_second_order_is_another_gradient_than_the_first_unless_nothing_goes_uphill() -> None:
-    first, second = gradient_of_a_step(), gradient_of_a_step(second_order=True)
+    first, second = compute_step_gradient(), compute_step_gradient(second_order=True)
     assert first.keys() == second.keys()
     assert not torch.allclose(first["hidden.0.weight"], second["hidden.0.weight"], rtol=1e-2)
-    one, two = (learned(1, sharpness_lr=0.0, second_order=order) for order in (False, True))
+    one, two = (learn_tasks(1, sharpness_lr=0.0, second_order=order) for order in (False, True))
     for method in (one, two):
         torch.manual_seed(2)
         train(method, 1)
@@ -286,11 +286,11 @@ def test_the_second_order_is_another_gradient_than_the_first_unless_nothing_goes
 
 
 def test_the_second_order_is_the_gradient_of_the_loss() -> None:
-    method = learned(1, second_order=True)
+    method = learn_tasks(1, second_order=True)
     method.network.double()
-    method.begin(1, batches(1))
+    method.begin_task(1, make_batches(1))
     spaces = {n: s.to(torch.device("cpu"), torch.float64) for n, s in method.memory.subspaces.items()}
-    inputs, labels = batches(1)[0]
+    inputs, labels = make_batches(1)[0]
     method.buffer.contents = {}
     weight = method.network.get_parameter("hidden.0.weight")
 
@@ -312,15 +312,15 @@ def test_the_second_order_is_the_gradient_of_the_loss() -> None:
         assert (values[0] - values[1]) / 2e-6 == pytest.approx(float(gradient[row, column]), rel=1e-3, abs=1e-7)
 
 
-def test_bases_are_found_anew_from_kept_examples_of_all_tasks() -> None:
-    method = made(threshold=1.0, memory_samples=50)
+def test_bases_are_computed_anew_from_stored_examples_of_all_tasks() -> None:
+    method = make_method(threshold=1.0, memory_samples=50)
     torch.manual_seed(1)
     train(method, 0)
     consolidate(method, 0)
     # Three directions and the constant of the bias.
     assert method.memory.subspaces["hidden.0"].rank.tolist() == [4]
     train(method, 1)
-    # Whatever the batches of the task: the buffer alone is looked at.
+    # The batches of the task do not matter: only the buffer is used.
     method.consolidate([], lambda batch: method.network(batch[0], 1)[:, 0])
     assert method.memory.subspaces["hidden.0"].rank.tolist() == [7]
     kept = method.buffer.contents["inputs"]
@@ -334,10 +334,10 @@ def test_bases_are_found_anew_from_kept_examples_of_all_tasks() -> None:
     assert method.memory.subspaces["hidden.0"].rank.tolist() == [4]
 
 
-def test_examples_are_kept_in_the_first_epoch_or_in_every_one() -> None:
+def test_examples_are_stored_in_the_first_epoch_or_in_every_one() -> None:
     seen = {}
     for fill in ("first-epoch", "every-epoch"):
-        method = made(fill=fill)
+        method = make_method(fill=fill)
         train(method, 0, epochs=3)
         seen[fill] = method.buffer.seen
         assert len(method.buffer) <= 50
@@ -345,10 +345,10 @@ def test_examples_are_kept_in_the_first_epoch_or_in_every_one() -> None:
     assert FSDGPM.keeps_data
 
 
-def test_all_rates_fall_together() -> None:
-    method = learned(1)
-    method.begin(1, batches(1))
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.4)
+def test_all_learning_rates_fall_together() -> None:
+    method = learn_tasks(1)
+    method.begin_task(1, make_batches(1))
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.4)
     method.attach(optimizer)
     asked: list[float] = []
     differentiate = method._differentiate
@@ -360,89 +360,91 @@ def test_all_rates_fall_together() -> None:
     method._differentiate = ask  # type: ignore[method-assign]
     for lr in (0.4, 0.1):
         optimizer.param_groups[0]["lr"] = lr
-        method.step(batches(1)[0], 1, LATER, optimizer)
+        method.step(make_batches(1)[0], 1, LATER, optimizer)
     assert asked == pytest.approx([0.001, 0.00025])
 
 
 @pytest.mark.parametrize("name", ["fs-dgpm", "trgp"])
-def test_stored_statistics_are_kept_for_old_tasks_unless_norms_go_on_learning(name: str) -> None:
+def test_stored_statistics_are_kept_for_old_tasks_unless_norms_keep_training(name: str) -> None:
     kind = METHODS[name]
-    for norms, kept in (("freeze", "each"), ("free", "one")):
-        method: Any = kind(mlp(), kind.Settings(norms=norms), exclude=["heads.*"])
-        assert method.statistics == "one"
+    for norms, kept in (("freeze", "per-task"), ("free", "shared")):
+        method: Any = kind(make_mlp(), kind.Settings(norms=norms), exclude=["heads.*"])
+        assert method.norm_statistics == "shared"
         train(method, 0)
         consolidate(method, 0)
-        assert method.statistics == kept
+        assert method.norm_statistics == kept
 
 
 def test_momentum_and_clipping_are_those_of_torch() -> None:
-    method, twin = made(momentum=0.9, clip=0.05, sharpness_lr=0.0), mlp()
+    method, twin = make_method(momentum=0.9, clip=0.05, sharpness_lr=0.0), make_mlp()
     other = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    method.begin(0, batches(0))
-    optimizer = method.optimizer(torch.optim.SGD, 0.05)
+    method.begin_task(0, make_batches(0))
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.05)
     method.attach(optimizer)
-    for inputs, labels in batches(0):
+    for inputs, labels in make_batches(0):
         other.zero_grad()
         F.cross_entropy(twin(inputs, 0), labels).backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
         other.step()
-        method.step((inputs, labels), 0, LATER, optimizer)  # nothing is kept, and so nothing replayed
+        method.step((inputs, labels), 0, LATER, optimizer)  # nothing is stored, so nothing is replayed
     for name, value in twin.state_dict().items():
         assert torch.allclose(value, method.network.state_dict()[name], atol=1e-7), name
-    clipped = uphill(made(clip=1e-4))
+    clipped = compute_uphill(make_method(clip=1e-4))
     assert all(float(step.abs().max()) <= 1e-4 for step in clipped.values())
 
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "clip": 2.0, "second_order": True}])
-def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
-    whole, stopped = learned(1, **settings), learned(1, **settings)
+def test_a_run_resumes_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
+    whole, stopped = learn_tasks(1, **settings), learn_tasks(1, **settings)
     optimizers = []
     for method in (whole, stopped):
         torch.manual_seed(4)
         optimizers.append(train(method, 1))
-    resumed = made(**settings)
+    resumed = make_method(**settings)
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
-    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.optimizer(torch.optim.SGD, 0.05)
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
+    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.build_optimizer(torch.optim.SGD, 0.05)
     resumed.attach(optimizers[1])
     restore_optimizer_state(optimizers[1], remembered)
     for method, optimizer in zip((whole, resumed), optimizers, strict=True):
         torch.manual_seed(6)
-        for batch in batches(1):
+        for batch in make_batches(1):
             method.step(batch, 1, LATER, optimizer)
         consolidate(method, 1)
         train(method, 2)
         consolidate(method, 2)
-    for name, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[name]), name
-    assert whole.bytes() == resumed.bytes()
-    assert whole.free() == resumed.free()
+    for name, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
+    assert whole.count_bytes() == resumed.count_bytes()
+    assert whole.measure_free() == resumed.measure_free()
 
 
-def tensors(state: Any) -> list[Tensor]:
+def list_tensors(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state]
     values = state.values() if isinstance(state, dict) else state if isinstance(state, list) else []
-    return [tensor for value in values for tensor in tensors(value)]
+    return [tensor for value in values for tensor in list_tensors(value)]
 
 
 def test_bytes_are_those_of_the_state() -> None:
-    method = learned(1, momentum=0.9)
+    method = learn_tasks(1, momentum=0.9)
     train(method, 1)
     ranks = sum(space.rank.nbytes for space in method.memory.subspaces.values())
-    assert sum(method.bytes().values()) + ranks == sum(tensor.nbytes for tensor in tensors(method.state_dict()))
-    assert method.bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
+    assert sum(method.count_bytes().values()) + ranks == sum(
+        tensor.nbytes for tensor in list_tensors(method.state_dict())
+    )
+    assert method.count_bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
 
 
 @pytest.mark.parametrize("second_order", [False, True])
 @pytest.mark.parametrize("kind", [LeNet, ResNet18])
 def test_it_works_on_networks_with_convolutions(kind: type[nn.Module], second_order: bool) -> None:
     torch.manual_seed(0)
-    method = made(kind((3, 32, 32), (3, 1)), memory_samples=6, memory_size=6, second_order=second_order)
+    method = make_method(kind((3, 32, 32), (3, 1)), memory_samples=6, memory_size=6, second_order=second_order)
     for task in range(2):
         batch = (torch.randn(6, 3, 32, 32), torch.arange(6) % (1 if task else 3))
-        method.begin(task, [batch])
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.01)
+        method.begin_task(task, [batch])
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.01)
         method.attach(optimizer)
         assert math.isfinite(method.step(batch, task, FIRST, optimizer))
         assert math.isfinite(method.step((batch[0][:2], batch[1][:2]), task, FIRST, optimizer))
@@ -452,7 +454,7 @@ def test_it_works_on_networks_with_convolutions(kind: type[nn.Module], second_or
 
 def test_it_is_registered() -> None:
     assert METHODS["fs-dgpm"] is FSDGPM
-    assert made().capacity() == 100
+    assert make_method().compute_capacity() == 100
 
 
 @pytest.mark.parametrize(
@@ -472,15 +474,15 @@ def test_it_is_registered() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         FSDGPMSettings(**bad)
 
 
 def test_soft_weights_have_momentum_if_weights_have() -> None:
-    method = learned(1, soft_weights="once", momentum=0.5)
-    method.begin(1, batches(1))
+    method = learn_tasks(1, soft_weights="once", momentum=0.5)
+    method.begin_task(1, make_batches(1))
     for expected in (1 - 0.1, 1 - 0.1 - 0.15):  # steps of 0.1 (1, 1 + 0.5)
-        one_soft_step(method, 10.0)
+        take_soft_step(method, 10.0)
         assert all(float(u.max()) == pytest.approx(expected) for u in method._soft.values())

@@ -25,26 +25,26 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def made(kind: str = "mlp", **settings: Any) -> HAT:
+def make_method(kind: str = "mlp", **settings: Any) -> HAT:
     torch.manual_seed(0)
     return HAT(NETWORKS[kind](), HATSettings(**settings), exclude=["heads.*"])
 
 
-def batch_of(task: int, shape: tuple[int, ...] = (12,), count: int = 6) -> Batch:
+def make_batch(task: int, shape: tuple[int, ...] = (12,), count: int = 6) -> Batch:
     generator = torch.Generator().manual_seed(task)
     return torch.randn(count, *shape, generator=generator), torch.arange(count) % (3, 2)[task]
 
 
-def shape_of(kind: str) -> tuple[int, ...]:
+def get_shape(kind: str) -> tuple[int, ...]:
     return (12,) if kind == "mlp" else IMAGE
 
 
 def learn(method: HAT, head: int, shape: tuple[int, ...], *, steps: int = 3, lr: float = 0.3) -> None:
-    """A task in the way of the loop, up to its end."""
-    batch = batch_of(head, shape)
+    """Train on a task as the trainer does, without consolidation."""
+    batch = make_batch(head, shape)
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.begin_task(head, [batch])
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
     for step in range(steps):
@@ -56,47 +56,48 @@ def consolidate(method: HAT) -> None:
 
 
 @torch.no_grad()
-def answers(method: HAT, head: int, shape: tuple[int, ...]) -> Tensor:
+def get_logits(method: HAT, head: int, shape: tuple[int, ...]) -> Tensor:
     method.network.eval()
-    return method.logits(batch_of(head, shape)[0], head)
+    return method.compute_logits(make_batch(head, shape)[0], head)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_nothing_of_an_old_task_moves_with_hard_masks(kind: str) -> None:
-    method, shape = made(kind, test_masks="hard"), shape_of(kind)
+    method, shape = make_method(kind, test_masks="hard"), get_shape(kind)
     learn(method, 0, shape)
     consolidate(method)
-    before = answers(method, 0, shape)
-    weights = {name: method._layer(name).weight.clone() for name in method._protected()}
+    before = get_logits(method, 0, shape)
+    weights = {name: method._get_layer(name).weight.clone() for name in method._list_protected()}
     learn(method, 1, shape)
-    assert torch.equal(answers(method, 0, shape), before)
+    assert torch.equal(get_logits(method, 0, shape), before)
     for name, weight in weights.items():
-        closed = method._closed(name).reshape(weight.shape[:2]).bool()
+        closed = method._compute_closed(name).reshape(weight.shape[:2]).bool()
         assert 0 < closed.float().mean() < 1, name
-        now = method._layer(name).weight
+        now = method._get_layer(name).weight
         assert torch.equal(now[closed], weight[closed]), name
         assert not torch.equal(now, weight), name
     consolidate(method)
-    assert torch.equal(answers(method, 0, shape), before)
+    assert torch.equal(get_logits(method, 0, shape), before)
     # Otherwise the equality would say nothing.
     assert before.abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["mlp", "resnet18"])
-def test_soft_masks_keep_old_answers_as_far_as_they_are_0_or_1(kind: str) -> None:
-    method, shape = made(kind), shape_of(kind)
+def test_soft_masks_keep_old_outputs_as_far_as_they_are_0_or_1(kind: str) -> None:
+    method, shape = make_method(kind), get_shape(kind)
     learn(method, 0, shape)
     with torch.no_grad():
-        for embedding in method._of("0"):  # as far from the middle as 0.1: a mask is then 4e-18 away from 0 or 1
+        # At least 0.1 from the middle: a mask is then within 4e-18 of 0 or 1.
+        for embedding in method._get_embeddings("0"):
             embedding.copy_(torch.where(embedding > 0, embedding.clamp(min=0.1), embedding.clamp(max=-0.1)))
     consolidate(method)
-    before = answers(method, 0, shape)
+    before = get_logits(method, 0, shape)
     learn(method, 1, shape)
-    assert torch.allclose(answers(method, 0, shape), before, atol=1e-6, rtol=1e-5)
+    assert torch.allclose(get_logits(method, 0, shape), before, atol=1e-6, rtol=1e-5)
 
 
-def two_layers(method: HAT, leaves: list[Tensor], batch: Batch, slope: float, past: list[Tensor]) -> Tensor:
-    """HAT's loss on the perceptron, written out."""
+def compute_loss_literally(method: HAT, leaves: list[Tensor], batch: Batch, slope: float, past: list[Tensor]) -> Tensor:
+    """Compute HAT's loss on the perceptron, written out."""
     w1, b1, w2, b2, w3, b3, e1, e2 = leaves
     x, labels = batch
     a1, a2 = torch.sigmoid(slope * e1), torch.sigmoid(slope * e2)
@@ -108,19 +109,19 @@ def two_layers(method: HAT, leaves: list[Tensor], batch: Batch, slope: float, pa
 
 
 def test_a_step_is_that_of_the_formulas() -> None:
-    method, batch, smax, lr = made(smax=50.0, sparsity=2.0), batch_of(1), 50.0, 0.1
-    method.begin(0, [batch_of(0)])
+    method, batch, smax, lr = make_method(smax=50.0, sparsity=2.0), make_batch(1), 50.0, 0.1
+    method.begin_task(0, [make_batch(0)])
     consolidate(method)
     past = [torch.rand(16), torch.rand(8)]
     method.past = {"hidden.0": past[0], "hidden.1": past[1]}
-    method.begin(1, [batch])
+    method.begin_task(1, [batch])
     moment = Moment(epoch=1, share_of_epoch=0.03, share_of_task=0.7)
     slope = 1 / smax + (smax - 1 / smax) * 0.03
     net: Any = method.network
     own = [net.hidden[0].weight, net.hidden[0].bias, net.hidden[1].weight, net.hidden[1].bias]
-    own += [net.heads[1].weight, net.heads[1].bias, *method._of("1")]
+    own += [net.heads[1].weight, net.heads[1].bias, *method._get_embeddings("1")]
     leaves = [each.detach().clone().requires_grad_() for each in own]
-    two_layers(method, leaves, batch, slope, past).backward()  # type: ignore[no-untyped-call]
+    compute_loss_literally(method, leaves, batch, slope, past).backward()  # type: ignore[no-untyped-call]
     gates: list[Any] = [
         1 - past[0].unsqueeze(1),  # the network's own input is always there
         1 - past[0],
@@ -132,65 +133,66 @@ def test_a_step_is_that_of_the_formulas() -> None:
     for e in leaves[6:]:
         gates.append(smax / slope * (torch.cosh(slope * e) + 1) / (torch.cosh(e) + 1))
     wanted = [(leaf - lr * gate * leaf.grad).detach() for leaf, gate in zip(leaves, gates, strict=True)]
-    method.step(batch, 1, moment, torch.optim.SGD(method.trained.parameters(), lr=lr))
+    method.step(batch, 1, moment, torch.optim.SGD(method.trained_module.parameters(), lr=lr))
     for number, (ours, theirs) in enumerate(zip(own, wanted, strict=True)):
         expected = theirs.clamp(-6, 6) if number >= 6 else theirs
         assert torch.allclose(ours, expected, atol=1e-6, rtol=1e-5), number
 
 
-def test_the_slope_rises_in_each_epoch_and_is_largest_at_test() -> None:
-    method = made(smax=100.0)
-    method.begin(0, [batch_of(0)])
-    assert method.slope(Moment(3, 0.0, 0.5)) == pytest.approx(0.01)
-    assert method.slope(Moment(0, 0.5, 0.0)) == pytest.approx(0.5 * (100 + 0.01))
-    e = method._of("0")[0]
-    assert torch.equal(method.masks(0)["hidden.0"], torch.sigmoid(100 * e))
-    assert torch.equal(method.masks(0, 0.5)["hidden.0"], torch.sigmoid(0.5 * e))
+def test_the_slope_rises_in_each_epoch_and_is_largest_at_test_time() -> None:
+    method = make_method(smax=100.0)
+    method.begin_task(0, [make_batch(0)])
+    assert method.compute_slope(Moment(3, 0.0, 0.5)) == pytest.approx(0.01)
+    assert method.compute_slope(Moment(0, 0.5, 0.0)) == pytest.approx(0.5 * (100 + 0.01))
+    e = method._get_embeddings("0")[0]
+    assert torch.equal(method.compute_masks(0)["hidden.0"], torch.sigmoid(100 * e))
+    assert torch.equal(method.compute_masks(0, 0.5)["hidden.0"], torch.sigmoid(0.5 * e))
 
 
 def test_embeddings_stay_in_their_limits_and_compensation_does_not_overflow() -> None:
-    method = made(embedding_limit=0.5)
+    method = make_method(embedding_limit=0.5)
     learn(method, 0, (12,), steps=4, lr=10.0)
-    assert max(float(e.detach().abs().max()) for e in method._of("0")) == 0.5
-    method = made(smax=4000.0, cosh_limit=50.0)
+    assert max(float(e.detach().abs().max()) for e in method._get_embeddings("0")) == 0.5
+    method = make_method(smax=4000.0, cosh_limit=50.0)
     learn(method, 0, (12,), steps=4, lr=10.0)
-    assert all(bool(e.isfinite().all()) for e in method._of("0"))
+    assert all(bool(e.isfinite().all()) for e in method._get_embeddings("0"))
 
 
 def test_the_gradient_is_cut_to_its_norm() -> None:
-    method = made(clip_norm=1e-3)
-    method.begin(0, [batch_of(0)])
-    before = {name: value.clone() for name, value in method.trained.state_dict().items()}
-    method.step(batch_of(0), 0, Moment(0, 0.5, 0.5), torch.optim.SGD(method.trained.parameters(), lr=1.0))
-    moved = [value - before[name] for name, value in method.trained.state_dict().items()]
+    method = make_method(clip_norm=1e-3)
+    method.begin_task(0, [make_batch(0)])
+    before = {name: value.clone() for name, value in method.trained_module.state_dict().items()}
+    method.step(make_batch(0), 0, Moment(0, 0.5, 0.5), torch.optim.SGD(method.trained_module.parameters(), lr=1.0))
+    moved = [value - before[name] for name, value in method.trained_module.state_dict().items()]
     assert math.sqrt(sum(float(each.square().sum()) for each in moved)) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_only_the_embeddings_of_the_task_are_trained() -> None:
-    method = made()
+    method = make_method()
     learn(method, 0, (12,))
     consolidate(method)
-    first = [e.clone() for e in method._of("0")]
+    first = [e.clone() for e in method._get_embeddings("0")]
     learn(method, 1, (12,))
-    assert all(torch.equal(one, other) for one, other in zip(first, method._of("0"), strict=True))
-    assert [e.requires_grad for e in (*method._of("0"), *method._of("1"))] == [False, False, True, True]
+    assert all(torch.equal(one, other) for one, other in zip(first, method._get_embeddings("0"), strict=True))
+    requires_grad = {head: {e.requires_grad for e in method._get_embeddings(head)} for head in ("0", "1")}
+    assert requires_grad == {"0": {False}, "1": {True}}
 
 
 def test_the_past_is_the_largest_mask_of_all_tasks() -> None:
-    method = made()
+    method = make_method()
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
     for name, past in method.past.items():
-        assert torch.equal(past, torch.maximum(method.masks(0)[name], method.masks(1)[name]))
+        assert torch.equal(past, torch.maximum(method.compute_masks(0)[name], method.compute_masks(1)[name]))
 
 
 def test_a_full_network_still_takes_a_step() -> None:
-    method = made()
+    method = make_method()
     learn(method, 0, (12,))
     consolidate(method)
     method.past = {name: torch.ones_like(mask) for name, mask in method.past.items()}
-    assert set(method.free().values()) == {0.0}
+    assert set(method.measure_free().values()) == {0.0}
     before = {name: value.clone() for name, value in method.network.state_dict().items()}
     learn(method, 1, (12,))
     after = method.network.state_dict()
@@ -200,36 +202,36 @@ def test_a_full_network_still_takes_a_step() -> None:
 def test_sparsity_leaves_more_units_free() -> None:
     free = []
     for sparsity in (0.0, 0.3):
-        method = made(sparsity=sparsity)
+        method = make_method(sparsity=sparsity)
         learn(method, 0, (12,), steps=20)
         consolidate(method)
-        free.append(method.free()["hidden.1"])
+        free.append(method.measure_free()["hidden.1"])
     assert 0 < free[0] < free[1] < 1
 
 
 def test_bytes_are_those_of_the_embeddings_masks_and_statistics() -> None:
-    method = made()
-    assert method.bytes() == {"embeddings": 0, "masks": 0}
+    method = make_method()
+    assert method.count_bytes() == {"embeddings": 0, "masks": 0}
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
-    assert method.bytes() == {"embeddings": 4 * 2 * (16 + 8), "masks": 4 * (16 + 8)}
+    assert method.count_bytes() == {"embeddings": 4 * 2 * (16 + 8), "masks": 4 * (16 + 8)}
     parameters = sum(each.numel() for each in method.network.parameters())
-    assert method.capacity() == pytest.approx(100 * (1 + 48 / parameters))
-    method = made("resnet18-stored")
+    assert method.compute_capacity() == pytest.approx(100 * (1 + 48 / parameters))
+    method = make_method("resnet18-stored")
     learn(method, 0, IMAGE, steps=1)
     consolidate(method)
     buffers = sum(buffer.nbytes for buffer in method.network.buffers())
-    assert method.bytes()["statistics"] == buffers > 0
+    assert method.count_bytes()["statistics"] == buffers > 0
 
 
 def test_each_example_has_the_masks_of_its_own_head() -> None:
-    method = made()
+    method = make_method()
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
     method.network.eval()
-    inputs, heads = batch_of(0)[0], torch.tensor([0, 1, 1, 0, 1, 0])
+    inputs, heads = make_batch(0)[0], torch.tensor([0, 1, 1, 0, 1, 0])
     mixed = method.network(inputs, heads)
     for row, head in enumerate(heads.tolist()):
         alone = method.network(inputs[row : row + 1], head)
@@ -241,7 +243,7 @@ def test_tasks_that_share_a_head_share_its_masks_and_the_head_is_protected() -> 
     method = HAT(MLP((12, 16, 8), (3,)), HATSettings(sparsity=0.0))
     learn(method, 0, (12,))
     consolidate(method)
-    assert method.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert method.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
     net: Any = method.network
     head, open_units = net.heads[0].weight.clone(), method.past["hidden.1"] == 1
     assert 0 < open_units.sum() < 8
@@ -251,22 +253,22 @@ def test_tasks_that_share_a_head_share_its_masks_and_the_head_is_protected() -> 
     assert not torch.equal(net.heads[0].weight, head)
 
 
-def test_a_method_goes_on_from_its_state_to_the_bit() -> None:
-    whole, stopped = made("alexnet-stored"), made("alexnet-stored")
+def test_a_method_resumes_from_its_state_to_the_bit() -> None:
+    whole, stopped = make_method("alexnet-stored"), make_method("alexnet-stored")
     for method in (whole, stopped):
         learn(method, 0, IMAGE, steps=1)
         consolidate(method)
-    resumed = made("alexnet-stored")
+    resumed = make_method("alexnet-stored")
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
     for method in (whole, resumed):
         torch.manual_seed(1)
         learn(method, 1, IMAGE, steps=1)
         consolidate(method)
-    for key, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[key]), key
-    assert torch.equal(answers(whole, 0, IMAGE), answers(resumed, 0, IMAGE))
-    assert (whole.bytes(), whole.free()) == (resumed.bytes(), resumed.free())
+    for key, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[key]), key
+    assert torch.equal(get_logits(whole, 0, IMAGE), get_logits(resumed, 0, IMAGE))
+    assert (whole.count_bytes(), whole.measure_free()) == (resumed.count_bytes(), resumed.measure_free())
 
 
 def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
@@ -275,7 +277,7 @@ def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
     for head in (0, 1):
         learn(method, head, (12,))
         consolidate(method)
-    assert (method.free(), method.bytes()) == ({}, {"embeddings": 0, "masks": 0})
+    assert (method.measure_free(), method.count_bytes()) == ({}, {"embeddings": 0, "masks": 0})
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         HATSettings(**bad)

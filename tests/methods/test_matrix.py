@@ -1,7 +1,7 @@
-"""Every method that is registered, on every small benchmark.
+"""Every registered method on every small benchmark.
 
-The numbers are small, so that all of it takes a minute: what is wanted is that each method works everywhere, resumes to
-the bit and holds what it says it holds. What a method is for stands in the tests of its own.
+The runs are small: each method must work everywhere, resume to the bit and store no more than it reports. What a method
+achieves is tested in its own file.
 """
 
 import math
@@ -36,11 +36,11 @@ class Noise:
     """Images of noise, brighter by class."""
 
     tasks: int = 2
-    """How many."""
+    """Number of tasks."""
 
 
-def stream_of_noise(heads: list[int], shape: tuple[int, ...], each: int = 6) -> Stream:
-    """A task for each head, with so many examples of each class, brighter by class."""
+def make_noise_stream(heads: list[int], shape: tuple[int, ...], each: int = 6) -> Stream:
+    """Return a task for each head, with `each` examples of each class, brighter by class."""
 
     def part(index: int, use: int) -> Examples:
         generator = torch.Generator().manual_seed(10 * index + use)
@@ -59,21 +59,21 @@ NOISE = Benchmark(
     name="noise",
     description="Images of noise.",
     settings=Noise,
-    stream=lambda settings, data, seed: stream_of_noise([2] * settings.tasks, IMAGE),  # type: ignore[attr-defined]
+    stream=lambda settings, data, seed: make_noise_stream([2] * settings.tasks, IMAGE),  # type: ignore[attr-defined]
     network="lenet",
     datasets=(),
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _noise() -> Iterator[None]:
-    """A benchmark of this module alone, of which no file of the paper's room knows: methods have their defaults."""
+def _register_noise() -> Iterator[None]:
+    """Register a benchmark for this module, without settings of the paper: methods use their defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BENCHMARKS._known, "noise", NOISE)
         yield
 
 
-# Two tasks each, and between them every way to train: the best weights, the last ones, their mean.
+# Two tasks each; together they cover every way to train: the best weights, the last ones, averaged ones.
 TINY: dict[str, Any] = {"tasks": 2, "epochs": 2, "threads": torch.get_num_threads()}
 IMAGES: dict[str, Any] = TINY | {"benchmark": "noise", "batch": 8, "lr": 0.001}
 CASES: dict[str, dict[str, Any]] = {
@@ -82,51 +82,51 @@ CASES: dict[str, dict[str, Any]] = {
     "lenet": IMAGES | {"network": "lenet", "schedule": "cosine", "average": 0.9},
     "resnet18": IMAGES | {"network": "resnet18", "schedule": "constant"},
 }
-# Percent on the first task right after it: of two classes, and of ten.
+# Accuracy in percent on the first task right after it, with two classes and with ten.
 LEARNED = {"split": 85, "permuted": 50}
-# What a method cannot work on, and how it says so before anything is trained.
+# Networks that a method does not support, with the error that it raises before training.
 REFUSED = {("osf", "resnet18"): "osf adapts layers of type Linear, and ResNet18 has none"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one run.
+    """Outcome of one run.
 
     Attributes:
-        learner: that ran.
-        stopped: folders as they were in the middle of tasks, right before a checkpoint was written: what a run that was
+        learner: Trainer that ran.
+        stopped: Copies of the folder in the middle of tasks, right before a checkpoint was written: what a run that is
             killed there leaves behind.
-        held: at every event, bytes of tensors in the method's state, and bytes as it states them.
-        images: at every event, whether the method's state has images in it.
+        sizes: Bytes of the tensors in the method's state, and bytes that it reports, at every event.
+        images: Whether the method's state contains images, at every event.
     """
 
     learner: SupervisedTrainer
     stopped: list[Path]
-    held: list[tuple[int, int]]
+    sizes: list[tuple[int, int]]
     images: list[bool]
 
 
-def tensors(state: object) -> Iterator[Tensor]:
-    """All in a state."""
+def list_tensors(state: object) -> Iterator[Tensor]:
+    """Iterate over all tensors in a state."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
         for value in state.values():
-            yield from tensors(value)
+            yield from list_tensors(value)
     elif isinstance(state, list | tuple):
         for value in state:
-            yield from tensors(value)
+            yield from list_tensors(value)
 
 
-def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcome:
-    """Run a config and look at it at every event."""
+def run_observed(path: Path, config: Config, stream: Stream | None = None) -> Outcome:
+    """Run a config and inspect the method at every event."""
     stopped: list[Path] = []
-    held: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     images: list[bool] = []
 
     def look(event: str, values: dict[str, Any]) -> None:
-        state = list(tensors(learner.method.state_dict()))
-        held.append((sum(tensor.nbytes for tensor in state), sum(learner.method.bytes().values())))
+        state = list(list_tensors(learner.method.state_dict()))
+        sizes.append((sum(tensor.nbytes for tensor in state), sum(learner.method.count_bytes().values())))
         images.append(any(tensor.shape[1:] == IMAGE for tensor in state))
         if event == "epoch" and values["epoch"] == 2:
             stopped.append(path.with_name(f"{path.name}-stopped-{len(stopped)}"))
@@ -135,7 +135,7 @@ def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcom
     with RunFolder.begin(path, config, resume=False) as folder:
         learner = SupervisedTrainer(config, stream or stream_of(config), folder, look)
         learner.run()
-    return Outcome(learner, stopped, held, images)
+    return Outcome(learner, stopped, sizes, images)
 
 
 @pytest.fixture(
@@ -148,48 +148,48 @@ def observed(path: Path, config: Config, stream: Stream | None = None) -> Outcom
     ],
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """One run of a method in a case, for all the tests that look at it."""
+    """Run a method in a case once, for all tests that inspect it."""
     method, case = request.param
     settings = dict(CASES[case])
     config = configure(settings.pop("benchmark"), method, **settings)
-    return observed(tmp_path_factory.mktemp("matrix") / case, config)
+    return run_observed(tmp_path_factory.mktemp("matrix") / case, config)
 
 
-def numbers(value: object) -> Iterator[float]:
-    """All in an event."""
+def list_numbers(value: object) -> Iterator[float]:
+    """Iterate over all numbers in an event."""
     if isinstance(value, Mapping):
         for item in value.values():
-            yield from numbers(item)
+            yield from list_numbers(item)
     elif isinstance(value, list):
         for item in value:
-            yield from numbers(item)
+            yield from list_numbers(item)
     elif isinstance(value, int | float):
         yield value
 
 
 def check_events(outcome: Outcome) -> None:
-    """Every task is told of with as many accuracies as there should be, and every number is one."""
+    """Check that every task is logged with the right number of accuracies, and that every number is finite."""
     found, tasks = events(outcome.learner.folder.path), len(outcome.learner.stream)
-    assert all(math.isfinite(number) for number in numbers(found))
-    told = of_kind(found, "task")
-    assert [len(task["accuracies"]) for task in told] == list(range(1, tasks + 1))
-    assert all(0 <= accuracy <= 100 for task in told for accuracy in task["accuracies"])
-    assert all(0 <= free <= 1 for task in told for free in task["free"].values())
-    assert all(count >= 0 for task in told for count in task["bytes"].values())
-    assert all(task["capacity"] > 0 for task in told)
+    assert all(math.isfinite(number) for number in list_numbers(found))
+    logged = of_kind(found, "task")
+    assert [len(task["accuracies"]) for task in logged] == list(range(1, tasks + 1))
+    assert all(0 <= accuracy <= 100 for task in logged for accuracy in task["accuracies"])
+    assert all(0 <= free <= 1 for task in logged for free in task["free"].values())
+    assert all(count >= 0 for task in logged for count in task["bytes"].values())
+    assert all(task["capacity"] > 0 for task in logged)
     assert found[-1]["event"] == "end"
 
 
 def check_bytes(outcome: Outcome) -> None:
-    """The state may have a few numbers more than is stated, such as counters."""
-    for held, stated in outcome.held:
-        assert held <= max(1.01 * stated, stated + 2**16)
+    """Check that the state is no larger than reported, up to a few numbers such as counters."""
+    for stored, reported in outcome.sizes:
+        assert stored <= max(1.01 * reported, reported + 2**16)
 
 
-def test_the_first_task_is_learned_and_every_number_is_one(outcome: Outcome, request: pytest.FixtureRequest) -> None:
+def test_the_first_task_is_learned_and_every_number_is_finite(outcome: Outcome, request: pytest.FixtureRequest) -> None:
     check_events(outcome)
     _, case = request.node.callspec.params["outcome"]
-    # Adapters are small beside pretrained weights; in three epochs they do not make up for random ones.
+    # Adapters are small beside pretrained weights; three epochs cannot make up for random ones.
     if not isinstance(outcome.learner.method, Adapters):
         assert outcome.learner.accuracies[0][0] >= LEARNED.get(case, 0)
 
@@ -197,36 +197,34 @@ def test_the_first_task_is_learned_and_every_number_is_one(outcome: Outcome, req
 def test_a_run_that_was_killed_inside_a_task_ends_with_the_same_bits(outcome: Outcome) -> None:
     assert len(outcome.stopped) == (1 if outcome.learner.method.trains_jointly else 2)
     whole = trace(outcome.learner.folder.path)
-    # Of large networks only in the last task, since it takes long.
+    # Large networks only in the last task, to save time.
     for path in outcome.stopped if outcome.learner.config.benchmark == "digits" else outcome.stopped[-1:]:
         assert len(events(path)) < len(whole["events"])
         run(path, outcome.learner.config, resume=True)
         assert trace(path) == whole
 
 
-def test_the_state_fits_the_bytes_that_are_stated(outcome: Outcome) -> None:
+def test_the_state_is_no_larger_than_the_counted_bytes(outcome: Outcome) -> None:
     check_bytes(outcome)
 
 
-def test_examples_are_kept_by_methods_that_say_so_and_by_no_other(
-    outcome: Outcome, request: pytest.FixtureRequest
-) -> None:
+def test_only_methods_that_keep_data_store_examples(outcome: Outcome, request: pytest.FixtureRequest) -> None:
     method, case = request.node.callspec.params["outcome"]
-    if case not in ("lenet", "resnet18"):  # of digits it cannot be told what is an example and what a weight
-        assert "data" not in outcome.learner.method.bytes() or METHODS[method].keeps_data
+    if case not in ("lenet", "resnet18"):  # digits have no shape by which examples can be told from weights
+        assert "data" not in outcome.learner.method.count_bytes() or METHODS[method].keeps_data
         return
-    # What learns all tasks at once has their data from the loop.
+    # A method that learns all tasks at once gets their data from the trainer.
     assert any(outcome.images) == (METHODS[method].keeps_data and not METHODS[method].trains_jointly)
 
 
 @pytest.mark.parametrize(("method", "case"), REFUSED)
-def test_a_network_that_a_method_cannot_work_on_is_refused_before_training(
+def test_a_network_that_a_method_cannot_work_on_raises_an_error_before_training(
     method: str, case: str, tmp_path: Path
 ) -> None:
     settings = dict(CASES[case])
     config = configure(settings.pop("benchmark"), method, **settings)
     with pytest.raises(ValueError, match=REFUSED[method, case]):
-        observed(tmp_path / case, config)
+        run_observed(tmp_path / case, config)
 
 
 ODD: dict[str, list[int]] = {
@@ -242,9 +240,9 @@ ODD: dict[str, list[int]] = {
 @pytest.mark.parametrize("method", list(METHODS))
 def test_odd_streams_are_learned(method: str, heads: list[int], tmp_path: Path) -> None:
     config = configure("noise", method, network="mlp", epochs=2, batch=8, lr=0.05, threads=torch.get_num_threads())
-    outcome = observed(tmp_path / "run", config, stream_of_noise(heads, (16,)))
+    outcome = run_observed(tmp_path / "run", config, make_noise_stream(heads, (16,)))
     check_events(outcome)
     check_bytes(outcome)
     for task, classes in enumerate(heads):
-        if classes == 1:  # there is nothing else to say
+        if classes == 1:  # there is no other class
             assert outcome.learner.accuracies[-1][task] == 100

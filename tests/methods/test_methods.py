@@ -1,4 +1,4 @@
-"""Every method has one interface, and each does to the network what its name says."""
+"""Interface of all methods, and the basic effects of finetuning, GPM and SGP."""
 
 import dataclasses
 import math
@@ -21,13 +21,13 @@ OURS = ("finetune", "gpm", "sgp")
 WIDTHS = (12, 16, 8)
 
 
-def network() -> MLP:
+def make_network() -> MLP:
     torch.manual_seed(0)
     return MLP(WIDTHS, (3, 3))
 
 
-def batches(task: int) -> list[Batch]:
-    """Inputs of each task lie in a few directions of their own, so that there is something to protect."""
+def make_batches(task: int) -> list[Batch]:
+    """Return batches whose inputs lie in a few directions of the task's own, so that there is something to protect."""
     generator = torch.Generator().manual_seed(task)
     inputs = torch.randn(60, 3, generator=generator) @ torch.randn(3, WIDTHS[0], generator=generator)
     labels = torch.randint(3, (60,), generator=generator)
@@ -35,10 +35,10 @@ def batches(task: int) -> list[Batch]:
 
 
 def train(method: Method[Any], task: int) -> None:
-    """A few steps as any loop would take them, then consolidation."""
+    """Take a few steps as any training loop would."""
     optimizer = torch.optim.SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
-    for inputs, labels in batches(task) * 3:
+    for inputs, labels in make_batches(task) * 3:
         optimizer.zero_grad()
         F.cross_entropy(method.network(inputs, task), labels).backward()
         optimizer.step()
@@ -48,16 +48,16 @@ def consolidate(method: Method[Any], task: int) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
         return -F.cross_entropy(method.network(batch[0], task), batch[1], reduction="none")
 
-    method.consolidate(batches(task), log_likelihood)
+    method.consolidate(make_batches(task), log_likelihood)
 
 
-def made(name: str, exclude: Sequence[str] = ("heads.*",), **settings: Any) -> Method[Any]:
+def make_method(name: str, exclude: Sequence[str] = ("heads.*",), **settings: Any) -> Method[Any]:
     kind = METHODS[name]
-    return kind(network(), kind.Settings(**settings), exclude=exclude)
+    return kind(make_network(), kind.Settings(**settings), exclude=exclude)
 
 
-def layers(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of each protected layer's weight with its bias as one more column."""
+def copy_layers(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of each protected layer's weight with its bias as one more column."""
     return {
         name: torch.cat([layer.weight.detach(), layer.bias.detach().unsqueeze(1)], dim=1)
         for name, layer in model.named_modules()
@@ -76,12 +76,12 @@ def test_a_method_is_registered_under_its_name_and_says_what_it_does(name: str) 
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_method_goes_on_from_its_state_to_the_bit(name: str) -> None:
-    whole, stopped = made(name), made(name)
+def test_a_method_resumes_from_its_state_to_the_bit(name: str) -> None:
+    whole, stopped = make_method(name), make_method(name)
     for method in (whole, stopped):
         train(method, 0)
         consolidate(method, 0)
-    resumed = made(name)
+    resumed = make_method(name)
     resumed.network.load_state_dict(stopped.network.state_dict())
     resumed.load_state_dict(stopped.state_dict())
     for method in (whole, resumed):
@@ -89,42 +89,42 @@ def test_a_method_goes_on_from_its_state_to_the_bit(name: str) -> None:
         consolidate(method, 1)
     for key, value in whole.network.state_dict().items():
         assert torch.equal(value, resumed.network.state_dict()[key]), key
-    assert whole.bytes() == resumed.bytes()
-    assert whole.free() == resumed.free()
+    assert whole.count_bytes() == resumed.count_bytes()
+    assert whole.measure_free() == resumed.measure_free()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_inference_uses_the_network_alone(name: str) -> None:
-    assert made(name).capacity() == 100
+    assert make_method(name).compute_capacity() == 100
 
 
 def test_finetuning_is_plain_sgd_and_keeps_nothing() -> None:
-    method, plain = made("finetune"), Finetune(network(), NoSettings())
+    method, plain = make_method("finetune"), Finetune(make_network(), NoSettings())
     train(method, 0)
     optimizer = torch.optim.SGD(plain.network.parameters(), lr=0.1)
-    for inputs, labels in batches(0) * 3:
+    for inputs, labels in make_batches(0) * 3:
         optimizer.zero_grad()
         F.cross_entropy(plain.network(inputs, 0), labels).backward()
         optimizer.step()
     for key, value in plain.network.state_dict().items():
         assert torch.equal(value, method.network.state_dict()[key]), key
     consolidate(method, 0)
-    assert (method.state_dict(), method.bytes(), method.free()) == ({}, {}, {})
+    assert (method.state_dict(), method.count_bytes(), method.measure_free()) == ({}, {}, {})
 
 
-def test_gpm_takes_no_step_along_what_it_holds_and_sgp_a_smaller_one() -> None:
+def test_gpm_blocks_steps_along_its_bases_and_sgp_shrinks_them() -> None:
     shares = {}
     for name, settings in (("finetune", {}), ("gpm", {}), ("sgp", {"alpha": 1.0})):
-        method, reference = made(name, **settings), made("gpm")
+        method, reference = make_method(name, **settings), make_method("gpm")
         train(method, 0)
         reference.network.load_state_dict(method.network.state_dict())
         consolidate(reference, 0)
         consolidate(method, 0)
-        before = layers(method.network)
+        before = copy_layers(method.network)
         train(method, 1)
         assert isinstance(reference, GPM)
         share = []
-        for layer, weight in layers(method.network).items():
+        for layer, weight in copy_layers(method.network).items():
             basis = reference.memory.subspaces[layer].basis[0]
             share.append(float(((weight - before[layer]) @ basis).norm() / (weight - before[layer]).norm()))
         shares[name] = max(share)
@@ -133,27 +133,27 @@ def test_gpm_takes_no_step_along_what_it_holds_and_sgp_a_smaller_one() -> None:
 
 
 def test_heads_stay_free() -> None:
-    method = made("gpm", threshold=1.0)
+    method = make_method("gpm", threshold=1.0)
     train(method, 0)
     consolidate(method, 0)
-    assert method.free().keys() == {"hidden.0", "hidden.1"}
-    assert made("gpm", exclude=()).free().keys() == {"hidden.0", "hidden.1", "heads.0", "heads.1"}
+    assert method.measure_free().keys() == {"hidden.0", "hidden.1"}
+    assert make_method("gpm", exclude=()).measure_free().keys() == {"hidden.0", "hidden.1", "heads.0", "heads.1"}
 
 
 def test_sgp_with_infinite_alpha_is_gpm_to_the_bit() -> None:
-    gpm, sgp = made("gpm"), made("sgp", alpha=math.inf)
+    gpm, sgp = make_method("gpm"), make_method("sgp", alpha=math.inf)
     for task in (0, 1):
         for method in (gpm, sgp):
             train(method, task)
             consolidate(method, task)
     for key, value in gpm.network.state_dict().items():
         assert torch.equal(value, sgp.network.state_dict()[key]), key
-    assert gpm.bytes() == sgp.bytes()
-    assert gpm.free() == sgp.free()
+    assert gpm.count_bytes() == sgp.count_bytes()
+    assert gpm.measure_free() == sgp.measure_free()
 
 
 def test_bytes_are_those_of_the_bases_and_one_number_each() -> None:
-    gpm, sgp = made("gpm"), made("sgp")
+    gpm, sgp = make_method("gpm"), make_method("sgp")
     for method in (gpm, sgp):
         train(method, 0)
         consolidate(method, 0)
@@ -161,36 +161,36 @@ def test_bytes_are_those_of_the_bases_and_one_number_each() -> None:
     # A bias is one more input that is always 1.
     ranks = {name: space.basis.shape[-1] for name, space in gpm.memory.subspaces.items()}
     bases = 4 * (ranks["hidden.0"] * (12 + 1) + ranks["hidden.1"] * (16 + 1))
-    assert gpm.bytes() == {"bases": bases}
-    assert sgp.bytes() == {"bases": bases, "importances": 4 * sum(ranks.values())}
+    assert gpm.count_bytes() == {"bases": bases}
+    assert sgp.count_bytes() == {"bases": bases, "importances": 4 * sum(ranks.values())}
 
 
 def test_the_free_share_shrinks_with_every_task() -> None:
-    method = made("gpm")
-    shares = [method.free()]
+    method = make_method("gpm")
+    shares = [method.measure_free()]
     for task in (0, 1):
         train(method, task)
         consolidate(method, task)
-        shares.append(method.free())
+        shares.append(method.measure_free())
     for layer in ("hidden.0", "hidden.1"):
         first, second, third = (share[layer] for share in shares)
         assert 1 == first > second > third > 0
 
 
 def test_the_threshold_rises_from_task_to_task_and_stops_at_one() -> None:
-    method = made("gpm", threshold=0.97, threshold_step=0.01)
+    method = make_method("gpm", threshold=0.97, threshold_step=0.01)
     assert isinstance(method, GPM)
     threshold: Any = method.memory.threshold
     assert [threshold(task) for task in range(5)] == pytest.approx([0.97, 0.98, 0.99, 1.0, 1.0])
-    by_layer = made("gpm", threshold={"hidden.0": 0.9, "*": 0.95}, threshold_step=0.02)
+    by_layer = make_method("gpm", threshold={"hidden.0": 0.9, "*": 0.95}, threshold_step=0.02)
     assert isinstance(by_layer, GPM)
     rising: Any = by_layer.memory.threshold
     assert [rising["hidden.0"](task) for task in (0, 2)] == pytest.approx([0.9, 0.94])
     assert [rising["*"](task) for task in (0, 2)] == pytest.approx([0.95, 0.99])
 
 
-def test_bases_come_from_as_many_samples_as_asked_for() -> None:
-    method = made("gpm", threshold=1.0, memory_samples={"hidden.0": 2, "*": 5})
+def test_bases_come_from_the_set_number_of_samples() -> None:
+    method = make_method("gpm", threshold=1.0, memory_samples={"hidden.0": 2, "*": 5})
     assert method.consolidation_batch == 5
     train(method, 0)
     consolidate(method, 0)
@@ -198,25 +198,25 @@ def test_bases_come_from_as_many_samples_as_asked_for() -> None:
     ranks = {name: space.basis.shape[-1] for name, space in method.memory.subspaces.items()}
     assert ranks["hidden.0"] == 2
     assert 2 < ranks["hidden.1"] <= 5
-    assert made("gpm", memory_samples=7).consolidation_batch == 7
-    assert made("finetune").consolidation_batch is None
+    assert make_method("gpm", memory_samples=7).consolidation_batch == 7
+    assert make_method("finetune").consolidation_batch is None
 
 
 @pytest.mark.parametrize("name", ["memory_samples", "threshold"])
-def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_trained(name: str) -> None:
+def test_a_pattern_that_matches_nothing_raises_an_error_before_training(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}: the pattern 'conv1' matches no module"):
-        made("gpm", **{name: {"conv1": 1, "*": 1}})
+        make_method("gpm", **{name: {"conv1": 1, "*": 1}})
 
 
-def test_a_nearly_full_layer_is_no_warning_in_a_run() -> None:
-    method = made("gpm", threshold=1.0, memory_samples=60)
+def test_a_nearly_full_layer_raises_no_warning_in_a_run() -> None:
+    method = make_method("gpm", threshold=1.0, memory_samples=60)
     for task in range(4):
         train(method, task % 2)
         consolidate(method, task % 2)  # warnings are errors in these tests
     torch.manual_seed(0)
     full = [(torch.randn(60, WIDTHS[0]), torch.zeros(60, dtype=torch.long))]
     method.consolidate(full, lambda batch: method.network(batch[0], 0)[:, 0])
-    assert method.free()["hidden.0"] < 0.05
+    assert method.measure_free()["hidden.0"] < 0.05
 
 
 @pytest.mark.parametrize(
@@ -237,14 +237,16 @@ def test_a_nearly_full_layer_is_no_warning_in_a_run() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(kind: type[GPMSettings], bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(kind: type[GPMSettings], bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         kind(**bad)
 
 
 def test_settings_reach_the_memory() -> None:
-    method = made("sgp", alpha=3.0, first_rank="one-less", truncation="after", orthogonalise=False, bias="freeze")
+    method = make_method(
+        "sgp", alpha=3.0, first_rank="one-less", truncation="after", orthogonalise=False, bias="freeze"
+    )
     assert isinstance(method, SGP)
     memory = method.memory
     assert (memory.alpha, memory.rules.bias) == (3.0, "freeze")
@@ -259,7 +261,7 @@ def test_a_layer_without_a_number_of_samples_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["trgp", "fs-dgpm"])
-def test_methods_that_compute_with_bases_refuse_embeddings_by_name(name: str) -> None:
+def test_methods_that_compute_with_bases_raise_errors_for_embeddings(name: str) -> None:
     network = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 2))
     with pytest.raises(TypeError, match=f"'0' is an embedding, whose bases are tokens, and {name} has no form"):
         METHODS[name](network, METHODS[name].Settings())

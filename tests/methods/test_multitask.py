@@ -31,7 +31,7 @@ Step = tuple[int, Tensor, Moment]
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """Head, inputs and moment of every training step of a run."""
+    """Record head, inputs and moment of every training step of a run."""
     taken: list[Step] = []
 
     def step(self: Multitask, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
@@ -42,11 +42,11 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return taken
 
 
-def rows(inputs: Tensor) -> list[tuple[float, ...]]:
+def list_rows(inputs: Tensor) -> list[tuple[float, ...]]:
     return sorted(map(tuple, inputs.tolist()))
 
 
-def epochs(steps: list[Step]) -> Iterator[list[Step]]:
+def split_epochs(steps: list[Step]) -> Iterator[list[Step]]:
     for epoch in range(steps[-1][2].epoch + 1):
         yield [step for step in steps if step[2].epoch == epoch]
 
@@ -57,30 +57,28 @@ def test_an_epoch_has_every_example_of_every_task_once_and_each_batch_is_of_one(
     config = small("multitask")
     run(tmp_path, config)
     stream = stream_of(config)
-    assert len(list(epochs(steps))) == config.trainer.epochs
-    for epoch in epochs(steps):
+    assert len(list(split_epochs(steps))) == config.trainer.epochs
+    for epoch in split_epochs(steps):
         for position in range(len(stream)):
             seen = torch.cat([inputs for head, inputs, _ in epoch if head == position])
-            assert rows(seen) == rows(stream[position].train.inputs)
+            assert list_rows(seen) == list_rows(stream[position].train.inputs)
 
 
-def test_tasks_take_random_turns_which_are_others_in_each_epoch_and_the_seeds_own(
-    steps: list[Step], tmp_path: Path
-) -> None:
-    def turns(name: str, seed: int) -> list[list[int]]:
+def test_tasks_take_random_turns_that_depend_on_epoch_and_seed(steps: list[Step], tmp_path: Path) -> None:
+    def list_turns(name: str, seed: int) -> list[list[int]]:
         steps.clear()
         run(tmp_path / name, small("multitask", seed=seed))
-        return [[head for head, _, _ in epoch] for epoch in epochs(steps)]
+        return [[head for head, _, _ in epoch] for epoch in split_epochs(steps)]
 
-    first, second = turns("one", 0)
+    first, second = list_turns("one", 0)
     assert sorted(first) == sorted(second)
     assert set(first) == {0, 1, 2}
     assert first != second
     # Two if tasks came one after another.
     changes = sum(one != other for one, other in pairwise(first))
     assert changes > 8
-    assert turns("two", 0) == [first, second]
-    assert turns("other", 1)[0] != first
+    assert list_turns("two", 0) == [first, second]
+    assert list_turns("other", 1)[0] != first
 
 
 def test_the_schedule_goes_over_all_tasks(steps: list[Step], tmp_path: Path) -> None:
@@ -105,8 +103,8 @@ def test_a_batch_goes_through_the_head_of_its_task() -> None:
     assert moved == {"hidden.0.weight", "hidden.0.bias", "heads.1.weight", "heads.1.bias"}
 
 
-def unequal(config: Config) -> Stream:
-    """Split digits of which the first task has most of the validation examples."""
+def make_unequal_stream(config: Config) -> Stream:
+    """Return split digits whose first task has most of the validation examples."""
     stream = stream_of(config)
 
     def make(position: int) -> Task:
@@ -118,7 +116,7 @@ def unequal(config: Config) -> Stream:
 
 def test_validation_is_the_mean_over_tasks_however_many_examples_each_has(tmp_path: Path) -> None:
     config = small("multitask", epochs=1)
-    stream = unequal(config)
+    stream = make_unequal_stream(config)
     learner = run(tmp_path, config, stream=stream)
     (epoch,) = of_kind(events(tmp_path), "epoch")
     scores = []
@@ -155,11 +153,11 @@ def test_the_matrix_of_a_run_has_one_accuracy_for_each_task(kind: str, tmp_path:
 
 
 class Stop(BaseException):
-    """Ends a run in the middle of things, as a signal does."""
+    """Ends a run at any point, as a signal does."""
 
 
-def stopping_at(number: int) -> Any:
-    """A callback that ends the run at its n-th event."""
+def stop_at(number: int) -> Any:
+    """Return a callback that ends the run at its n-th event."""
     seen = 0
 
     def watch(event: str, values: dict[str, Any]) -> None:
@@ -182,7 +180,7 @@ def test_a_run_that_was_stopped_at_any_event_ends_with_the_same_bits(recipe: dic
     for number in range(1, len(events(tmp_path / "whole")) + 1):
         path = tmp_path / f"stopped at {number}"
         with pytest.raises(Stop):
-            run(path, config, stopping_at(number))
+            run(path, config, stop_at(number))
         resumed = run(path, config, resume=True)
         assert same_weights(whole.network, resumed.network)
         assert trace(path) == trace(tmp_path / "whole")
@@ -196,8 +194,9 @@ def test_it_is_better_on_old_tasks_than_finetuning(tmp_path: Path) -> None:
     assert accuracies["multitask"] > accuracies["finetune"] + 5
 
 
-def test_it_keeps_nothing_beside_the_network_and_has_all_data() -> None:
+def test_it_stores_nothing_beside_the_network_and_has_all_data() -> None:
     method = Multitask(MLP((6, 5), (2,)), NoSettings())
-    assert (method.state_dict(), method.bytes(), method.free(), method.capacity()) == ({}, {}, {}, 100)
+    assert (method.state_dict(), method.count_bytes(), method.measure_free()) == ({}, {}, {})
+    assert method.compute_capacity() == 100
     assert METHODS["multitask"] is Multitask
     assert Multitask.keeps_data

@@ -1,4 +1,4 @@
-"""OWM: its projectors equal their closed form, and steps leave the answers to old mean inputs alone."""
+"""OWM: projectors equal their closed form, and steps do not change outputs for old mean inputs."""
 
 import math
 from pathlib import Path
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch, Moment
-from sgp.methods.owm import OWM, OWMSettings, shrink
+from sgp.methods.owm import OWM, OWMSettings, shrink_projector
 from sgp.networks import MLP, AlexNet, LeNet, ResNet18
 
 IMAGE = (3, 32, 32)
 
 
-def made(network: nn.Module | None = None, exclude: tuple[str, ...] = ("heads.*",), **settings: Any) -> OWM:
+def make_method(network: nn.Module | None = None, exclude: tuple[str, ...] = ("heads.*",), **settings: Any) -> OWM:
     torch.manual_seed(0)
     return OWM(network or MLP((12, 16, 8), (3, 2)), OWMSettings(**settings), exclude=exclude)
 
 
-def batches_of(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> list[Batch]:
-    """Tasks that are apart, so that each has a mean of its own."""
+def make_batches(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> list[Batch]:
+    """Return batches of a task whose inputs have a mean of their own."""
     generator = torch.Generator().manual_seed(task)
     centre = 3 * torch.randn(1, *shape, generator=generator)
     inputs = centre + torch.randn(count, *shape, generator=generator)
@@ -32,8 +32,8 @@ def batches_of(task: int, shape: tuple[int, ...] = (12,), count: int = 12) -> li
 
 def learn(method: OWM, head: int, batches: list[Batch], *, epochs: int = 1, lr: float = 0.1) -> None:
     torch.manual_seed(head)
-    method.begin(head, batches)
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+    method.begin_task(head, batches)
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
     steps = epochs * len(batches)
@@ -43,13 +43,13 @@ def learn(method: OWM, head: int, batches: list[Batch], *, epochs: int = 1, lr: 
 
 def consolidate(method: OWM, head: int, batches: list[Batch]) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], head), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], head), batch[1], reduction="none")
 
     method.consolidate(batches, log_likelihood)
 
 
-def one_by_one(projector: Tensor, rows: Tensor, alpha: float) -> Tensor:
-    """The recursion of OWM as it is written."""
+def shrink_one_by_one(projector: Tensor, rows: Tensor, alpha: float) -> Tensor:
+    """Apply OWM's recursion as published, row by row."""
     for r in rows:
         k = projector @ r
         projector = projector - torch.outer(k, k) / (alpha + r @ k)
@@ -62,26 +62,26 @@ def test_all_rows_at_once_are_one_after_another_and_the_closed_form(count: int) 
     alpha, d = 0.03, 7
     rows = torch.randn(2, count, d, dtype=torch.float64)
     projector = torch.eye(d, dtype=torch.float64).repeat(2, 1, 1)
-    shrink(projector, rows[:, : count // 2], alpha)
-    shrink(projector, rows[:, count // 2 :], alpha)
+    shrink_projector(projector, rows[:, : count // 2], alpha)
+    shrink_projector(projector, rows[:, count // 2 :], alpha)
     for group in (0, 1):
         a = rows[group].T
         closed = alpha * torch.linalg.inv(a @ a.T + alpha * torch.eye(d, dtype=torch.float64))
         assert torch.allclose(projector[group], closed, atol=1e-12)
-        recursive = one_by_one(torch.eye(d, dtype=torch.float64), rows[group], alpha)
+        recursive = shrink_one_by_one(torch.eye(d, dtype=torch.float64), rows[group], alpha)
         assert torch.allclose(projector[group], recursive, atol=1e-12)
 
 
 def test_projectors_of_a_run_equal_the_closed_form_of_its_mean_inputs() -> None:
-    method, alpha = made(alpha_start=0.2, alpha_decay=1.0), 0.2
+    method, alpha = make_method(alpha_start=0.2, alpha_decay=1.0), 0.2
     net: Any = method.network
     columns: list[Tensor] = []
     for task in (0, 1):
-        learn(method, task, batches_of(task))
-        for inputs, _ in batches_of(task):
+        learn(method, task, make_batches(task))
+        for inputs, _ in make_batches(task):
             hidden = net.hidden[0](inputs).relu().detach()
             columns.append(torch.cat([hidden.double().mean(dim=0), torch.ones(1, dtype=torch.float64)]))
-        consolidate(method, task, batches_of(task))
+        consolidate(method, task, make_batches(task))
     a = torch.stack(columns, dim=1)
     closed = alpha * torch.linalg.inv(a @ a.T + alpha * torch.eye(17, dtype=torch.float64))
     assert torch.allclose(method.projectors["hidden.1"][0], closed, atol=1e-6)
@@ -90,8 +90,8 @@ def test_projectors_of_a_run_equal_the_closed_form_of_its_mean_inputs() -> None:
 
 def test_alpha_falls_over_the_task() -> None:
     """P^-1 = I + sum r r^T / alpha_i, with alpha_i = alpha_start alpha_decay^(i/n)."""
-    method = made(alpha_start=2.0, alpha_decay=0.01)
-    batches = batches_of(0)
+    method = make_method(alpha_start=2.0, alpha_decay=0.01)
+    batches = make_batches(0)
     consolidate(method, 0, batches)
     wanted = torch.eye(13, dtype=torch.float64)
     for number, (inputs, _) in enumerate(batches):
@@ -119,7 +119,7 @@ def test_patches_of_a_convolution_are_those_under_its_kernel(layer: nn.Conv2d) -
             logits: Tensor = self.heads[head](self.conv(x).relu().mean(dim=(2, 3)))
             return logits
 
-    method = made(Convolved(), alpha_decay=1.0)
+    method = make_method(Convolved(), alpha_decay=1.0)
     inputs, labels = torch.randn(4, 3, 9, 8), torch.zeros(4, dtype=torch.long)
     consolidate(method, 0, [(inputs, labels)])
     patches = F.unfold(
@@ -130,19 +130,19 @@ def test_patches_of_a_convolution_are_those_under_its_kernel(layer: nn.Conv2d) -
         stride=layer.stride,
     )[0].T.double()
     d = patches.shape[1]
-    wanted = one_by_one(torch.eye(d, dtype=torch.float64), patches, 1.0)
+    wanted = shrink_one_by_one(torch.eye(d, dtype=torch.float64), patches, 1.0)
     assert torch.allclose(method.projectors["conv"][0], wanted, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows", [4, 12])
-def test_a_step_is_the_gradient_times_the_projector_whichever_of_them_is_made_first(rows: int) -> None:
-    method = made(clip_norm=math.inf)
-    learn(method, 0, batches_of(0))
-    consolidate(method, 0, batches_of(0))
+def test_a_step_is_the_gradient_times_the_projector_in_either_order(rows: int) -> None:
+    method = make_method(clip_norm=math.inf)
+    learn(method, 0, make_batches(0))
+    consolidate(method, 0, make_batches(0))
     net: Any = method.network
     before = {name: value.detach().clone() for name, value in net.named_parameters()}
-    inputs, labels = (torch.cat(parts)[:rows] for parts in zip(*batches_of(1), strict=True))
-    assert list(method._wide(rows=rows)) == (["hidden.0", "hidden.1"] if rows == 4 else [])
+    inputs, labels = (torch.cat(parts)[:rows] for parts in zip(*make_batches(1), strict=True))
+    assert list(method._find_wide(rows=rows)) == (["hidden.0", "hidden.1"] if rows == 4 else [])
     net.zero_grad(set_to_none=True)
     F.cross_entropy(net(inputs, 1), labels).backward()  # type: ignore[no-untyped-call]
     plain = {name: value.grad for name, value in net.named_parameters()}
@@ -173,10 +173,10 @@ def test_a_weight_that_several_calls_or_layers_use_has_the_gradient_of_all_of_th
             logits: Tensor = self.heads[head](self.tied(self.once(x).tanh()))
             return logits
 
-    method = made(Tied(), alpha_start=1e9, alpha_decay=1.0, clip_norm=math.inf)  # projectors that change nothing
-    consolidate(method, 0, batches_of(0))
-    inputs, labels = batches_of(0)[0]
-    assert list(method._wide(rows=len(labels))) == ["twice"]
+    method = make_method(Tied(), alpha_start=1e9, alpha_decay=1.0, clip_norm=math.inf)  # projectors that change nothing
+    consolidate(method, 0, make_batches(0))
+    inputs, labels = make_batches(0)[0]
+    assert list(method._find_wide(rows=len(labels))) == ["twice"]
     F.cross_entropy(method.network(inputs, 0), labels).backward()  # type: ignore[no-untyped-call]
     plain = {name: p.grad for name, p in method.network.named_parameters()}
     method.step((inputs, labels), 0, Moment(0, 0.0, 0.0), torch.optim.SGD(method.network.parameters(), lr=0.0))
@@ -184,16 +184,16 @@ def test_a_weight_that_several_calls_or_layers_use_has_the_gradient_of_all_of_th
         assert torch.allclose(p.grad, plain[name], rtol=1e-4, atol=1e-6), name
 
 
-def test_a_later_task_hardly_changes_what_layers_give_for_old_mean_inputs() -> None:
+def test_a_later_task_hardly_changes_layer_outputs_for_old_mean_inputs() -> None:
     moved = {}
     for alpha in (1e-6, 1e6):  # as good as blocked, and as good as free
-        method = made(alpha_start=alpha, alpha_decay=1.0)
-        learn(method, 0, batches_of(0))
-        consolidate(method, 0, batches_of(0))
+        method = make_method(alpha_start=alpha, alpha_decay=1.0)
+        learn(method, 0, make_batches(0))
+        consolidate(method, 0, make_batches(0))
         net: Any = method.network
-        means = torch.stack([inputs.mean(dim=0) for inputs, _ in batches_of(0)])
+        means = torch.stack([inputs.mean(dim=0) for inputs, _ in make_batches(0)])
         before = net.hidden[0](means).detach()
-        learn(method, 1, batches_of(1), epochs=5)
+        learn(method, 1, make_batches(1), epochs=5)
         moved[alpha] = float((net.hidden[0](means).detach() - before).norm() / before.norm())
     assert moved[1e-6] < 1e-5
     assert moved[1e6] > 1e-2
@@ -201,15 +201,15 @@ def test_a_later_task_hardly_changes_what_layers_give_for_old_mean_inputs() -> N
 
 def test_the_first_task_is_plain_unless_projectors_follow_each_step() -> None:
     plain = MLP((12, 16, 8), (3, 2))
-    later, each = made(), made(update="step")
+    later, each = make_method(), make_method(update="step")
     plain.load_state_dict(later.network.state_dict())
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for inputs, labels in batches_of(0):
+    for inputs, labels in make_batches(0):
         optimizer.zero_grad()
         F.cross_entropy(plain(inputs, 0), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     for method in (later, each):
-        learn(method, 0, batches_of(0))
+        learn(method, 0, make_batches(0))
     own = later.network.state_dict()
     assert all(torch.allclose(value, own[name], atol=1e-7) for name, value in plain.state_dict().items())
     assert later.projectors == {}
@@ -217,14 +217,14 @@ def test_the_first_task_is_plain_unless_projectors_follow_each_step() -> None:
     assert not torch.allclose(plain.hidden[0].weight, other.hidden[0].weight, atol=1e-4)
     assert each.projectors.keys() == {"hidden.0", "hidden.1"}
     kept = {name: projector.clone() for name, projector in each.projectors.items()}
-    consolidate(each, 0, batches_of(0))
+    consolidate(each, 0, make_batches(0))
     assert all(torch.equal(projector, each.projectors[name]) for name, projector in kept.items())
 
 
 def test_projectors_of_a_step_are_of_the_batch_before_it_is_projected() -> None:
-    method = made(update="step", alpha_start=1e-9, alpha_decay=1.0, clip_norm=math.inf)
+    method = make_method(update="step", alpha_start=1e-9, alpha_decay=1.0, clip_norm=math.inf)
     net: Any = method.network
-    (inputs, labels), *_ = batches_of(0)
+    (inputs, labels), *_ = make_batches(0)
     before = net.hidden[0](inputs.mean(dim=0)).detach()
     method.step((inputs, labels), 0, Moment(0, 0.0, 0.0), torch.optim.SGD(net.parameters(), lr=0.1))
     assert torch.allclose(net.hidden[0](inputs.mean(dim=0)), before, atol=1e-5)
@@ -234,53 +234,53 @@ def test_projectors_of_a_step_are_of_the_batch_before_it_is_projected() -> None:
 @pytest.mark.parametrize("network", [LeNet, AlexNet, ResNet18], ids=lambda kind: kind.__name__)
 def test_it_works_on_convolutions_and_residual_networks(network: Any, update: str) -> None:
     options = {"statistics": "stored"} if network is not LeNet else {}
-    method = made(network(IMAGE, (3, 2), **options), update=update)
+    method = make_method(network(IMAGE, (3, 2), **options), update=update)
     for task in (0, 1):
-        batches = batches_of(task, IMAGE)[:1]
+        batches = make_batches(task, IMAGE)[:1]
         norms = {name: p.detach().clone() for name, p in method.network.named_parameters() if "norm" in name}
         learn(method, task, batches, lr=0.01)
         consolidate(method, task, batches)
         own = dict(method.network.named_parameters())
         assert all(torch.equal(value, own[name]) == bool(task) for name, value in norms.items())
         assert all(bool(p.isfinite().all()) for p in own.values())
-        assert all(0 <= share < 1 for share in method.free().values())
-    assert method.statistics == "each"
+        assert all(0 <= share < 1 for share in method.measure_free().values())
+    assert method.norm_statistics == "per-task"
     wide = {"LeNet": 2 * 3200**2, "AlexNet": 2 * 2048**2, "ResNet18": 2 * 1440**2}[network.__name__]
-    assert method.bytes() == {"projectors": sum(8 * p.numel() for p in method.projectors.values())}
-    assert method.bytes()["projectors"] >= 4 * wide
+    assert method.count_bytes() == {"projectors": sum(8 * p.numel() for p in method.projectors.values())}
+    assert method.count_bytes()["projectors"] >= 4 * wide
 
 
 def test_a_shared_head_has_a_projector_and_heads_of_single_tasks_have_none() -> None:
-    assert made().free() == {"hidden.0": 1, "hidden.1": 1}
-    shared = made(MLP((12, 16, 8), (3,)), exclude=())
-    assert shared.free().keys() == {"hidden.0", "hidden.1", "heads.0"}
+    assert make_method().measure_free() == {"hidden.0": 1, "hidden.1": 1}
+    shared = make_method(MLP((12, 16, 8), (3,)), exclude=())
+    assert shared.measure_free().keys() == {"hidden.0", "hidden.1", "heads.0"}
 
 
 def test_groups_have_a_projector_each() -> None:
-    method = made(nn.Sequential(nn.Conv2d(4, 6, 3, groups=2)), exclude=(), alpha_decay=1.0)
+    method = make_method(nn.Sequential(nn.Conv2d(4, 6, 3, groups=2)), exclude=(), alpha_decay=1.0)
     x = torch.randn(2, 4, 5, 5)
     method.consolidate([(x, torch.zeros(2))], lambda batch: method.network(batch[0]).sum(dim=(1, 2, 3)))
     assert method.projectors["0"].shape == (2, 19, 19)
     second = F.unfold(x[:, 2:].mean(dim=0, keepdim=True), 3)[0].T.double()
     second = torch.cat([second, torch.ones(len(second), 1, dtype=torch.float64)], dim=1)
-    wanted = one_by_one(torch.eye(19, dtype=torch.float64), second, 1.0)
+    wanted = shrink_one_by_one(torch.eye(19, dtype=torch.float64), second, 1.0)
     assert torch.allclose(method.projectors["0"][1], wanted, atol=1e-8)
 
 
-def test_decays_go_by_pattern_and_a_layer_without_one_is_named() -> None:
-    method = made(alpha_decay={"hidden.0": 0.5, "*": 0.1})
+def test_decays_are_set_by_pattern_and_a_layer_without_one_is_an_error() -> None:
+    method = make_method(alpha_decay={"hidden.0": 0.5, "*": 0.1})
     assert method._decays == {"hidden.0": 0.5, "hidden.1": 0.1}
     with pytest.raises(ValueError, match=r"no pattern matches the layer 'hidden.1'"):
-        made(alpha_decay={"hidden.0": 0.5})
+        make_method(alpha_decay={"hidden.0": 0.5})
     with pytest.raises(ValueError, match=r"the pattern 'conv1' matches no module"):
-        made(alpha_decay={"conv1": 0.5, "*": 0.1})
+        make_method(alpha_decay={"conv1": 0.5, "*": 0.1})
 
 
-def test_batches_may_come_only_once_and_the_networks_mode_is_as_before() -> None:
-    one, other = made(), made()
+def test_batches_may_be_an_iterator_and_the_networks_mode_is_restored() -> None:
+    one, other = make_method(), make_method()
     other.network.train()
-    one.consolidate(batches_of(0), lambda batch: one.network(batch[0], 0).sum(dim=1))
-    other.consolidate(iter(batches_of(0)), lambda batch: other.network(batch[0], 0).sum(dim=1))
+    one.consolidate(make_batches(0), lambda batch: one.network(batch[0], 0).sum(dim=1))
+    other.consolidate(iter(make_batches(0)), lambda batch: other.network(batch[0], 0).sum(dim=1))
     assert all(torch.equal(value, other.projectors[name]) for name, value in one.projectors.items())
     assert other.network.training
 
@@ -298,7 +298,7 @@ def test_batches_may_come_only_once_and_the_networks_mode_is_as_before() -> None
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         OWMSettings(**bad)

@@ -26,29 +26,29 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def made(network: nn.Module, *, exclude: tuple[str, ...] = ("heads.*",), **settings: Any) -> PNN:
+def make_method(network: nn.Module, *, exclude: tuple[str, ...] = ("heads.*",), **settings: Any) -> PNN:
     return PNN(network, PNNSettings(**settings), exclude=exclude)
 
 
-def small(kind: str = "mlp", **settings: Any) -> PNN:
+def make_small(kind: str = "mlp", **settings: Any) -> PNN:
     torch.manual_seed(0)
-    return made(NETWORKS[kind](), **({"column_width": 0.2} | settings))
+    return make_method(NETWORKS[kind](), **({"column_width": 0.2} | settings))
 
 
-def shape_of(kind: str) -> tuple[int, ...]:
+def get_shape(kind: str) -> tuple[int, ...]:
     return (12,) if kind == "mlp" else IMAGE
 
 
-def batch_of(task: int, shape: tuple[int, ...] = (12,), classes: int | None = None) -> Batch:
+def make_batch(task: int, shape: tuple[int, ...] = (12,), classes: int | None = None) -> Batch:
     generator = torch.Generator().manual_seed(task)
     return torch.randn(6, *shape, generator=generator), torch.arange(6) % (classes or CLASSES[task])
 
 
 def learn(method: PNN, head: int, batch: Batch, *, steps: int = 2, lr: float = 0.01) -> None:
-    """A task in the way of the loop."""
+    """Train on a task as the trainer does."""
     torch.manual_seed(head)
-    method.begin(head, [batch])
-    optimizer = method.optimizer(torch.optim.SGD, lr)
+    method.begin_task(head, [batch])
+    optimizer = method.build_optimizer(torch.optim.SGD, lr)
     method.attach(optimizer)
     method.network.train()
     for _ in range(steps):
@@ -57,29 +57,29 @@ def learn(method: PNN, head: int, batch: Batch, *, steps: int = 2, lr: float = 0
 
 
 @torch.no_grad()
-def answers(method: PNN, head: int, inputs: Tensor) -> Tensor:
+def get_logits(method: PNN, head: int, inputs: Tensor) -> Tensor:
     method.network.eval()
-    return method.logits(inputs, head)
+    return method.compute_logits(inputs, head)
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_answers_for_old_tasks_stay_equal_to_the_bit(kind: str) -> None:
-    method, shape = small(kind), shape_of(kind)
-    inputs, known = batch_of(0, shape)[0], []
+def test_outputs_for_old_tasks_stay_equal_to_the_bit(kind: str) -> None:
+    method, shape = make_small(kind), get_shape(kind)
+    inputs, known = make_batch(0, shape)[0], []
     for task in range(3):
-        learn(method, task, batch_of(task, shape))
-        known.append(answers(method, task, inputs))
+        learn(method, task, make_batch(task, shape))
+        known.append(get_logits(method, task, inputs))
         for old, before in enumerate(known):
-            assert torch.equal(answers(method, old, inputs), before)
+            assert torch.equal(get_logits(method, old, inputs), before)
     assert all(each.isfinite().all() and each.abs().max() > 1e-3 for each in known)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lenet"])
 def test_a_column_computes_the_formula(kind: str) -> None:
-    method, shape = small(kind), shape_of(kind)
+    method, shape = make_small(kind), get_shape(kind)
     for task in range(3):
-        learn(method, task, batch_of(task, shape))
-    inputs, _ = batch_of(0, shape)
+        learn(method, task, make_batch(task, shape))
+    inputs, _ = make_batch(0, shape)
     order = [size.name for size in method._sizes[0]][:-1]
     met: list[dict[int, Tensor]] = []
     for task, column in enumerate(method.columns):
@@ -106,46 +106,46 @@ def test_a_column_computes_the_formula(kind: str) -> None:
             if name == "conv2":
                 x = x.flatten(start_dim=1)
         met.append(own)
-        torch.testing.assert_close(answers(method, task, inputs), x)
+        torch.testing.assert_close(get_logits(method, task, inputs), x)
 
 
 def test_only_the_newest_column_has_gradients_and_all_of_it_has() -> None:
-    method = small("lenet")
+    method = make_small("lenet")
     for task in range(2):
-        learn(method, task, batch_of(task, IMAGE))
+        learn(method, task, make_batch(task, IMAGE))
     assert all(each.grad is None and not each.requires_grad for each in method.columns[0].parameters())
     for name, each in method.columns[1].named_parameters():
         assert each.grad is not None, name
         assert each.grad.any(), name
 
 
-def test_a_column_draws_on_every_earlier_one() -> None:
-    method = small()
+def test_a_column_reads_every_earlier_one() -> None:
+    method = make_small()
     for task in range(3):
-        learn(method, task, batch_of(task))
-    inputs, _ = batch_of(0)
-    before = [answers(method, task, inputs) for task in range(3)]
+        learn(method, task, make_batch(task))
+    inputs, _ = make_batch(0)
+    before = [get_logits(method, task, inputs) for task in range(3)]
     with torch.no_grad():
         for parameter in method.columns[1].parameters():
             parameter.mul_(1.5)
-    changed = [not torch.equal(answers(method, task, inputs), before[task]) for task in range(3)]
+    changed = [not torch.equal(get_logits(method, task, inputs), before[task]) for task in range(3)]
     assert changed == [False, True, True]
 
 
 def test_earlier_columns_are_in_eval_mode_while_a_later_one_is_trained() -> None:
-    method = small("alexnet-stored")
+    method = make_small("alexnet-stored")
     for task in range(2):
-        learn(method, task, batch_of(task, IMAGE))
+        learn(method, task, make_batch(task, IMAGE))
     assert not any(module.training for module in method.columns[0].modules())
     assert all(module.training for module in method.columns[1].modules())
-    answers(method, 1, batch_of(0, IMAGE)[0])
+    get_logits(method, 1, make_batch(0, IMAGE)[0])
     assert not any(module.training for module in method.columns[1].modules())
 
 
 def test_a_column_has_the_width_that_is_set_and_its_own_head() -> None:
-    method = small("lenet", column_width=0.17)
-    learn(method, 0, batch_of(0, IMAGE))
-    learn(method, 2, batch_of(2, IMAGE))
+    method = make_small("lenet", column_width=0.17)
+    learn(method, 0, make_batch(0, IMAGE))
+    learn(method, 2, make_batch(2, IMAGE))
     shapes = {name: tuple(each.shape) for name, each in method.columns[1].named_parameters() if "layer." in name}
     assert shapes == {
         "conv1.layer.weight": (3, 3, 5, 5),
@@ -160,40 +160,40 @@ def test_a_column_has_the_width_that_is_set_and_its_own_head() -> None:
 
 def test_capacity_counts_all_columns_against_the_network_with_all_its_heads() -> None:
     torch.manual_seed(0)
-    method = made(MLP((12, 16, 8), (3, 2)), column_width=0.5)
+    method = make_method(MLP((12, 16, 8), (3, 2)), column_width=0.5)
     network = 12 * 16 + 16 + 16 * 8 + 8 + 8 * 5 + 5
-    learn(method, 0, batch_of(0))
+    learn(method, 0, make_batch(0))
     first = 12 * 8 + 8 + 8 * 4 + 4 + 4 * 3 + 3
-    assert method.capacity() == pytest.approx(100 * first / network)
-    learn(method, 1, batch_of(1))
+    assert method.compute_capacity() == pytest.approx(100 * first / network)
+    learn(method, 1, make_batch(1))
     own = 12 * 8 + 8 + 8 * 4 + 4 + 4 * 2 + 2
     lateral = (8 * 4 + 8 * 8 + 1) + (4 * 2 + 4 * 4 + 1)
-    assert method.capacity() == pytest.approx(100 * (first + own + lateral) / network)
-    assert method.bytes() == {"columns": 4 * (first + own + lateral)}
+    assert method.compute_capacity() == pytest.approx(100 * (first + own + lateral) / network)
+    assert method.count_bytes() == {"columns": 4 * (first + own + lateral)}
 
 
 def test_the_smallest_width_leaves_one_unit() -> None:
-    method = small(column_width=1e-9)
-    learn(method, 0, batch_of(0))
+    method = make_small(column_width=1e-9)
+    learn(method, 0, make_batch(0))
     assert [size.units for size in method._sizes[0]] == [1, 1, 3]
 
 
 def test_tasks_that_share_a_head_have_a_copy_each() -> None:
     torch.manual_seed(0)
-    method = made(MLP((12, 16), (3,)), exclude=())
+    method = make_method(MLP((12, 16), (3,)), exclude=())
     for task in range(2):
-        learn(method, task, batch_of(task, classes=3))
+        learn(method, task, make_batch(task, classes=3))
     heads = [column.get_submodule("heads.0.layer") for column in method.columns]
     assert heads[0].weight.shape == heads[1].weight.shape == (3, 16)
-    inputs, _ = batch_of(0)
-    assert not torch.equal(answers(method, 0, inputs), answers(method, 1, inputs))
+    inputs, _ = make_batch(0)
+    assert not torch.equal(get_logits(method, 0, inputs), get_logits(method, 1, inputs))
 
 
 def test_weights_start_as_those_of_the_network_do() -> None:
     torch.manual_seed(0)
-    method = made(LeNet(heads=CLASSES), column_width=0.5)
+    method = make_method(LeNet(heads=CLASSES), column_width=0.5)
     for task in range(2):
-        method.begin(task, [batch_of(task, IMAGE)])
+        method.begin_task(task, [make_batch(task, IMAGE)])
     for size in method._sizes[1][1:-1]:
         wide = method.network.get_submodule(size.name).weight.flatten(start_dim=1)  # type: ignore[union-attr, operator]
         layer = method.columns[1].get_submodule(size.name)
@@ -208,38 +208,38 @@ def test_weights_start_as_those_of_the_network_do() -> None:
 
 
 def test_the_given_network_is_never_trained() -> None:
-    method = small("resnet18-stored")
+    method = make_small("resnet18-stored")
     before = copy.deepcopy(method.network.state_dict())
     for task in range(2):
-        learn(method, task, batch_of(task, IMAGE))
+        learn(method, task, make_batch(task, IMAGE))
     assert all(torch.equal(value, before[name]) for name, value in method.network.state_dict().items())
 
 
 @pytest.mark.parametrize("kind", ["lenet", "resnet18-stored"])
 def test_columns_are_built_again_from_a_state(kind: str) -> None:
-    method, shape = small(kind), shape_of(kind)
+    method, shape = make_small(kind), get_shape(kind)
     method.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for task in range(2):
-        learn(method, task, batch_of(task, shape))
-    other = small(kind)
+        learn(method, task, make_batch(task, shape))
+    other = make_small(kind)
     other.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     other.load_state_dict(method.state_dict())
-    other.trained.load_state_dict(method.trained.state_dict())
-    inputs, _ = batch_of(0, shape)
+    other.trained_module.load_state_dict(method.trained_module.state_dict())
+    inputs, _ = make_batch(0, shape)
     for task in range(2):
-        assert torch.equal(answers(other, task, inputs), answers(method, task, inputs))
+        assert torch.equal(get_logits(other, task, inputs), get_logits(method, task, inputs))
     for one, two in zip(method.columns.parameters(), other.columns.parameters(), strict=True):
         assert one.stride() == two.stride()
 
 
-def test_nothing_of_a_pass_is_kept_after_it() -> None:
-    method = small()
-    learn(method, 0, batch_of(0))
+def test_nothing_of_a_pass_is_stored_after_it() -> None:
+    method = make_small()
+    learn(method, 0, make_batch(0))
     assert not method._seen
 
 
 class Odd(nn.Module):
-    """A network for tests of what is refused."""
+    """An unsupported network."""
 
     def __init__(self, *layers: nn.Module, again: bool = False) -> None:
         super().__init__()
@@ -259,27 +259,27 @@ class Odd(nn.Module):
         (Odd(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4)), (4,), "'layers.1' is of type LayerNorm"),
     ],
 )
-def test_networks_without_columns_are_refused_by_name(network: nn.Module, shape: tuple[int, ...], words: str) -> None:
+def test_unsupported_networks_raise_errors(network: nn.Module, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(TypeError, match=words):
-        made(network, exclude=()).begin(0, [batch_of(0, shape)])
+        make_method(network, exclude=()).begin_task(0, [make_batch(0, shape)])
 
 
 @pytest.mark.parametrize(
     "settings",
     [{"column_width": 0}, {"column_width": 1.1}, {"column_width": math.nan}, {"scale_deviation": 0}],
 )
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float]) -> None:
+def test_invalid_settings_raise_errors_with_their_names(settings: dict[str, float]) -> None:
     (name,) = settings
     with pytest.raises(ValueError, match=name):
         PNNSettings(**settings)
 
 
-def test_learning_goes_down_the_loss() -> None:
-    method, batch = small(column_width=0.5), batch_of(1)
-    learn(method, 0, batch_of(0))
-    method.begin(1, [batch])
-    before = F.cross_entropy(answers(method, 1, batch[0]), batch[1])
-    optimizer = method.optimizer(torch.optim.SGD, 0.3)
+def test_training_reduces_the_loss() -> None:
+    method, batch = make_small(column_width=0.5), make_batch(1)
+    learn(method, 0, make_batch(0))
+    method.begin_task(1, [batch])
+    before = F.cross_entropy(get_logits(method, 1, batch[0]), batch[1])
+    optimizer = method.build_optimizer(torch.optim.SGD, 0.3)
     for _ in range(60):
         method.step(batch, 1, Moment(0, 0.0, 0.0), optimizer)
-    assert F.cross_entropy(answers(method, 1, batch[0]), batch[1]) < 0.7 * before
+    assert F.cross_entropy(get_logits(method, 1, batch[0]), batch[1]) < 0.7 * before

@@ -1,4 +1,4 @@
-"""Projecting the change of several steps at once, as a setting of a run."""
+"""The setting of a run that projects the change of several steps at once."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.supervised import SupervisedTrainer
 
-# No divisor of the steps of an epoch, so that the count goes on from one epoch to the next.
+# No divisor of the steps of an epoch, so that the count carries over from one epoch to the next.
 EVERY = 5
 
 
@@ -26,7 +26,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
 
 
-def test_it_is_another_run_that_keeps_what_is_blocked(tmp_path: Path) -> None:
+def test_it_changes_the_run_and_keeps_blocked_directions(tmp_path: Path) -> None:
     weights = {}
     for every in (1, EVERY):
         config = small("gpm", project_every=every, optimizer="adamw", lr=1e-3, tasks=2)
@@ -54,7 +54,7 @@ def test_weights_are_evaluated_projected(tmp_path: Path) -> None:
     assert not any(pending)
 
 
-def test_an_impossible_number_and_averaged_weights_are_refused() -> None:
+def test_an_impossible_number_and_averaged_weights_raise_errors() -> None:
     with pytest.raises(ValueError, match="project_every must be at least 1, got 0"):
         configure("digits", "sgp", project_every=0)
     with pytest.raises(ValueError, match="project_every goes with average=0"):

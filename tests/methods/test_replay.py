@@ -1,4 +1,4 @@
-"""Methods with a memory of examples: what their steps run through the network, and so what BatchNorm stores."""
+"""Methods with a memory of examples: the forward passes of their steps, and BatchNorm statistics from them."""
 
 import math
 from pathlib import Path
@@ -16,44 +16,44 @@ REPLAY = ("er", "a-gem", "der")
 NOW = Moment(0, 0.0, 0.0)
 
 
-def made(name: str) -> Any:
+def make_method(name: str) -> Any:
     torch.manual_seed(0)
-    return _of(name, MLP((12, 16), (3, 3)))
+    return make_named(name, MLP((12, 16), (3, 3)))
 
 
-def _of(name: str, network: nn.Module, **settings: Any) -> Any:
+def make_named(name: str, network: nn.Module, **settings: Any) -> Any:
     kind = METHODS[name]
     return kind(network, kind.Settings(**settings), exclude=["heads.*"])
 
 
-def batch(seed: int) -> Batch:
+def make_batch(seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(8, 12, generator=generator), torch.randint(3, (8,), generator=generator)
 
 
-def learned(method: Any, head: int) -> None:
-    """A task of one batch is learned in one step."""
-    method.begin(head, [batch(head)])
+def learn_task(method: Any, head: int) -> None:
+    """Train on a task of one batch in one step."""
+    method.begin_task(head, [make_batch(head)])
     optimizer = SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
-    method.step(batch(head), head, NOW, optimizer)
+    method.step(make_batch(head), head, NOW, optimizer)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("er", [16]), ("fs-dgpm", [16]), ("a-gem", [8, 8]), ("der", [8, 8])])
 def test_passes_are_what_a_step_runs_through_the_network(name: str, sizes: list[int]) -> None:
-    method = made(name)
-    assert [len(inputs) for inputs, _ in method.passes(batch(0), 0)] == [8]  # nothing is kept yet
-    learned(method, 0)
+    method = make_method(name)
+    assert [len(inputs) for inputs, _ in method.get_passes(make_batch(0), 0)] == [8]  # nothing is stored yet
+    learn_task(method, 0)
     seen: list[Tensor] = []
-    passes = method.passes(batch(1), 1)
+    passes = method.get_passes(make_batch(1), 1)
     inputs = torch.cat([inputs for inputs, _ in passes])
     heads = torch.cat([torch.as_tensor(head).expand(len(inputs)) for inputs, head in passes])
     assert [len(inputs) for inputs, _ in passes] == sizes
     assert heads.tolist() == [1] * 8 + [0] * 8
-    assert torch.equal(inputs[:8], batch(1)[0])
-    assert {tuple(row) for row in inputs[8:].tolist()} == {tuple(row) for row in batch(0)[0].tolist()}
+    assert torch.equal(inputs[:8], make_batch(1)[0])
+    assert {tuple(row) for row in inputs[8:].tolist()} == {tuple(row) for row in make_batch(0)[0].tolist()}
     method.network.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    learned(method, 1)
+    learn_task(method, 1)
     # FS-DGPM has steps uphill of half a batch too.
     assert {len(inputs) for inputs in seen} - {4} == set(sizes)
 
@@ -79,7 +79,7 @@ def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("name", REPLAY)
 def test_a_step_works_on_convolutions_and_residual_blocks(name: str, kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    method = _of(name, kind((3, 32, 32), heads=(2, 1)), **({"beta": 0.5} if name == "der" else {}))
+    method = make_named(name, kind((3, 32, 32), heads=(2, 1)), **({"beta": 0.5} if name == "der" else {}))
     optimizer = SGD(method.network.parameters(), lr=1e-4)
     for head in (0, 0, 1, 1):
         examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
@@ -98,7 +98,7 @@ def test_a_step_works_on_convolutions_and_residual_blocks(name: str, kind: type[
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(name: str, bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(name: str, bad: dict[str, Any]) -> None:
     (setting,) = bad
     with pytest.raises(ValueError, match=f"{setting} must be"):
         METHODS[name].Settings(**bad)
@@ -106,7 +106,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(name: str, bad: dict[s
 
 @pytest.mark.parametrize("kind", ["split", "permuted"])
 @pytest.mark.parametrize("name", REPLAY)
-def test_a_run_that_was_stopped_goes_on_with_the_same_bits_while_the_memory_turns_over(
+def test_a_run_that_was_stopped_resumes_with_the_same_bits_while_the_memory_turns_over(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")

@@ -1,4 +1,4 @@
-"""Synaptic intelligence: omega is what each parameter's way took off the loss, and importances follow from it."""
+"""Synaptic intelligence: omega is each parameter's reduction of the loss, and importances follow from it."""
 
 import math
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from methods.penalty import compute_penalty
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,17 +18,17 @@ CURVATURE = torch.tensor([4.0, 1.0, 0.25, 0.0])
 
 
 class Point(nn.Module):
-    """Four weights with a quadratic loss of known curvature, the least at 1."""
+    """Four weights with a quadratic loss of known curvature and its minimum at 1."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4))
 
-    def loss(self) -> Tensor:
+    def compute_loss(self) -> Tensor:
         return (CURVATURE * (self.weight - 1).square()).sum() / 2
 
 
-def made(**settings: Any) -> SI:
+def make_method(**settings: Any) -> SI:
     return SI(Point(), SISettings(**({"strength": 0.5, "damping": 0.01} | settings)))
 
 
@@ -37,13 +38,13 @@ def descend(method: SI, optimizer: torch.optim.Optimizer, steps: int, *, parts: 
     for _ in range(steps):
         optimizer.zero_grad()
         for _ in range(parts):
-            (model.loss() / parts).backward()
+            (model.compute_loss() / parts).backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
 
 
-def optimizer_for(method: SI, kind: str, lr: float) -> torch.optim.Optimizer:
+def make_optimizer(method: SI, kind: str, lr: float) -> torch.optim.Optimizer:
     kinds: dict[str, Any] = {
         "sgd": torch.optim.SGD,
         "momentum": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9),
@@ -59,10 +60,10 @@ def optimizer_for(method: SI, kind: str, lr: float) -> torch.optim.Optimizer:
 def test_omega_is_the_decrease_of_the_loss_along_the_way_to_first_order(kind: str, parts: int, clip: float) -> None:
     errors = []
     for lr in (0.01, 0.001):
-        method = made()
+        method = make_method()
         model = method.network
         assert isinstance(model, Point)
-        optimizer = optimizer_for(method, kind, lr)
+        optimizer = make_optimizer(method, kind, lr)
         descend(method, optimizer, round(1 / lr), parts=parts, clip=clip)
         # The loss is a sum over parameters, so each one's part is known.
         decrease = (CURVATURE * (1 - (model.weight.detach() - 1).square())) / 2
@@ -75,19 +76,19 @@ def test_omega_is_the_decrease_of_the_loss_along_the_way_to_first_order(kind: st
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_the_penalty_is_no_part_of_omega(parts: int) -> None:
-    method = made(strength=5.0)
-    optimizer = optimizer_for(method, "sgd", 0.001)
+    method = make_method(strength=5.0)
+    optimizer = make_optimizer(method, "sgd", 0.001)
     descend(method, optimizer, 300)
     method.consolidate([], lambda batch: batch[0])
     model = method.network
     assert isinstance(model, Point)
-    start = model.loss().item()
+    start = model.compute_loss().item()
     descend(method, optimizer, 300, parts=parts)
-    assert float(method.path["weight"].sum()) == pytest.approx(start - model.loss().item(), rel=0.02)
+    assert float(method.path["weight"].sum()) == pytest.approx(start - model.compute_loss().item(), rel=0.02)
 
 
 def test_importance_is_omega_over_the_squared_change_and_never_negative() -> None:
-    method = made()
+    method = make_method()
     method.attach(torch.optim.SGD(method.network.parameters(), lr=0.1))
     with torch.no_grad():
         method.network.get_parameter("weight").copy_(torch.tensor([1.0, 0.5, 0.0, 0.2]))
@@ -105,25 +106,25 @@ def test_importance_is_omega_over_the_squared_change_and_never_negative() -> Non
 
 
 def test_the_gradient_that_is_added_is_that_of_the_penalty() -> None:
-    method = made()
-    descend(method, optimizer_for(method, "sgd", 0.1), 5)
+    method = make_method()
+    descend(method, make_optimizer(method, "sgd", 0.1), 5)
     method.consolidate([], lambda batch: batch[0])
     model = method.network
     assert isinstance(model, Point)
     with torch.no_grad():
         model.weight += 0.3
     omega, anchor = method.importance["weight"], method.anchor["weight"]
-    torch.testing.assert_close(method.penalty(), 0.5 * (omega * (model.weight - anchor).square()).sum())
-    (expected,) = torch.autograd.grad(model.loss() + method.penalty(), model.weight)
+    torch.testing.assert_close(compute_penalty(method), 0.5 * (omega * (model.weight - anchor).square()).sum())
+    (expected,) = torch.autograd.grad(model.compute_loss() + compute_penalty(method), model.weight)
     model.zero_grad()
-    model.loss().backward()
+    model.compute_loss().backward()
     torch.testing.assert_close(model.weight.grad, expected)
 
 
 def test_important_parameters_stay_and_others_move() -> None:
     model = Point()
     method = SI(model, SISettings(strength=10.0))
-    optimizer = optimizer_for(method, "sgd", 0.05)
+    optimizer = make_optimizer(method, "sgd", 0.05)
     descend(method, optimizer, 50)
     method.consolidate([], lambda batch: batch[0])
     before = model.weight.detach().clone()
@@ -135,7 +136,7 @@ def test_important_parameters_stay_and_others_move() -> None:
     assert moved[0] < moved[1] < 0.1 * moved[3]
 
 
-def test_heads_are_left_alone_and_bytes_are_those_of_the_state() -> None:
+def test_heads_have_no_penalty_and_bytes_are_those_of_the_state() -> None:
     net = MLP((6, 8), (3, 2))
     method = SI(net, SISettings(), exclude=["heads.*"])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -148,7 +149,7 @@ def test_heads_are_left_alone_and_bytes_are_those_of_the_state() -> None:
         method.consolidate([], lambda batch: batch[0])
         state = method.state_dict()
         tensors = [tensor for part in state.values() for tensor in part.values()]
-        assert sum(method.bytes().values()) == sum(tensor.nbytes for tensor in tensors) == 3 * 4 * (6 * 8 + 8)
+        assert sum(method.count_bytes().values()) == sum(tensor.nbytes for tensor in tensors) == 3 * 4 * (6 * 8 + 8)
         assert method.importance.keys() == {"hidden.0.weight", "hidden.0.bias"}
 
 
@@ -184,7 +185,7 @@ def test_steps_work_on_convolutional_and_residual_networks(kind: Any) -> None:
     [{"strength": -1.0}, {"strength": math.nan}, {"damping": 0.0}, {"damping": math.inf}, {"penalty_step": "none"}],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         SISettings(**bad)

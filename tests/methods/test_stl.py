@@ -20,15 +20,15 @@ from sgp.methods.stl import STL
 from sgp.networks import MLP, LeNet, ResNet18
 
 
-def copy(network: nn.Module) -> dict[str, Tensor]:
+def copy_weights(network: nn.Module) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in network.state_dict().items()}
 
 
 def train(method: STL, head: int, shape: tuple[int, ...] = (6,), classes: int = 2) -> None:
-    """A few steps on noise."""
+    """Take a few steps on noise."""
     torch.manual_seed(head)
     batch = torch.randn(8, *shape), torch.randint(classes, (8,))
-    method.begin(head, [batch])
+    method.begin_task(head, [batch])
     optimizer = torch.optim.SGD(method.network.parameters(), lr=0.1)
     method.attach(optimizer)
     method.network.train()
@@ -38,40 +38,40 @@ def train(method: STL, head: int, shape: tuple[int, ...] = (6,), classes: int = 
     method.network.eval()
 
 
-def made(heads: tuple[int, ...] = (2, 3, 2), build: Callable[..., nn.Module] | None = None) -> STL:
+def make_method(heads: tuple[int, ...] = (2, 3, 2), build: Callable[..., nn.Module] | None = None) -> STL:
     torch.manual_seed(0)
     return STL(build((3, 32, 32), heads) if build else MLP((6, 5), heads), NoSettings(), exclude=["heads.*"])
 
 
 def test_every_task_begins_with_the_weights_that_the_network_had_at_first() -> None:
-    method = made()
-    first = copy(method.network)
+    method = make_method()
+    first = copy_weights(method.network)
     for head in range(3):
         train(method, head)
         assert any(not torch.equal(weight, first[name]) for name, weight in method.network.state_dict().items())
-        method.begin(head + 1, [])
+        method.begin_task(head + 1, [])
         assert all(torch.equal(weight, first[name]) for name, weight in method.network.state_dict().items())
 
 
-def test_the_answers_for_a_task_never_change_once_it_is_learned() -> None:
-    method = made()
+def test_the_outputs_for_a_task_never_change_once_it_is_learned() -> None:
+    method = make_method()
     inputs = torch.randn(9, 6, generator=torch.Generator().manual_seed(5))
     answers = []
     for head in range(3):
         train(method, head)
         answers.append(method.network(inputs, head))
         for earlier, expected in enumerate(answers):
-            assert torch.equal(method.logits(inputs, earlier), expected)
+            assert torch.equal(method.compute_logits(inputs, earlier), expected)
     assert not torch.equal(method.network(inputs, 0), answers[0])
 
 
-def test_a_task_that_comes_again_is_learned_anew() -> None:
-    method = made()
+def test_a_repeated_task_is_learned_anew() -> None:
+    method = make_method()
     for head in (0, 1, 0):
         train(method, head)
     inputs = torch.randn(9, 6)
-    assert torch.equal(method.logits(inputs, 0), method.network(inputs, 0))
-    assert method.capacity() == 200
+    assert torch.equal(method.compute_logits(inputs, 0), method.network(inputs, 0))
+    assert method.compute_capacity() == 200
 
 
 @pytest.mark.parametrize("kind", ["split", "permuted"])
@@ -102,12 +102,12 @@ def test_the_weights_of_every_task_begin_as_the_seeds_network_also_after_a_resum
     assert isinstance(learner.method, STL)
     again = STL(MLP((64, 100, 100), (2, 2, 2)), NoSettings())  # with other weights
     again.load_state_dict(learner.method.state_dict())
-    again.begin(3, [])
+    again.begin_task(3, [])
     assert same_weights(again.network, build_network(config, stream_of(config)))
 
 
 class Stop(BaseException):
-    """Ends a run in the middle of things, as a signal does."""
+    """Ends a run at any point, as a signal does."""
 
 
 @pytest.mark.parametrize(
@@ -141,40 +141,40 @@ def test_a_run_that_was_stopped_at_any_event_ends_with_the_same_bits(recipe: dic
 
 
 @pytest.mark.parametrize("build", [LeNet, ResNet18, lambda *shape: ResNet18(*shape, statistics="stored")])
-def test_networks_with_convolutions_answer_as_they_did_also_after_loading(build: Callable[..., nn.Module]) -> None:
+def test_networks_with_convolutions_have_the_same_outputs_after_loading(build: Callable[..., nn.Module]) -> None:
     def channels_last(*shape: Any) -> nn.Module:
         return build(*shape).to(memory_format=torch.channels_last)
 
-    method = made((2, 2), channels_last)
+    method = make_method((2, 2), channels_last)
     inputs = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(5))
     inputs = inputs.contiguous(memory_format=torch.channels_last)
     train(method, 0, (3, 32, 32))
     expected = method.network(inputs, 0)
     train(method, 1, (3, 32, 32))
-    assert torch.equal(method.logits(inputs, 0), expected)
+    assert torch.equal(method.compute_logits(inputs, 0), expected)
     # As a file gives them back.
     state = method.state_dict()
     state["earlier"] = {
         head: {name: weight.contiguous() for name, weight in weights.items()}
         for head, weights in state["earlier"].items()
     }
-    again = made((2, 2), channels_last)
+    again = make_method((2, 2), channels_last)
     again.load_state_dict(state)
     again.network.eval()
-    assert torch.equal(again.logits(inputs, 0), expected)
+    assert torch.equal(again.compute_logits(inputs, 0), expected)
     for name, weight in again.network.state_dict().items():  # another memory format might round otherwise
         assert again.state_dict()["earlier"]["0"][name].stride() == weight.stride()
 
 
 def test_bytes_are_those_of_the_state() -> None:
-    method = made()
+    method = make_method()
     sizes = []
     for head in range(3):
         train(method, head)
         state = method.state_dict()
         groups = [state["first"], *state["earlier"].values()]
         sizes.append(sum(weight.nbytes for group in groups for weight in group.values()))
-        assert sum(method.bytes().values()) == sizes[-1]
+        assert sum(method.count_bytes().values()) == sizes[-1]
     assert sizes == [sizes[0], 2 * sizes[0], 3 * sizes[0]]
     assert METHODS["stl"] is STL
     assert not STL.keeps_data

@@ -1,4 +1,4 @@
-"""Texts run through the network in lots of like length when a memory takes them in."""
+"""Texts run through the network in batches of similar length in an update of the memory."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sgp.methods.gpm import LOT
+from sgp.methods.gpm import TEXTS_PER_BATCH
 from sgp.methods.sgp import SGP, SGPSettings
 
 
 class Texts(nn.Module):
-    """Words of texts, padded with 0, and a head on the mean of what a layer makes of them."""
+    """Embeddings of texts padded with 0, and a head on the mean of a layer's outputs for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class Texts(nn.Module):
         return out
 
 
-def taken_in(monkeypatch: pytest.MonkeyPatch, *, in_lots: bool, samples: int | dict[str, int]) -> SGP:
+def update_memory(monkeypatch: pytest.MonkeyPatch, *, in_batches: bool, samples: int | dict[str, int]) -> SGP:
     torch.manual_seed(0)
     network = Texts()
     settings = SGPSettings(threshold=0.9, alpha=1.0, memory_samples=samples)
     method = SGP(network, settings, exclude=["heads"])
-    if not in_lots:
-        monkeypatch.setattr(method, "_in_lots", lambda batches: batches)
+    if not in_batches:
+        monkeypatch.setattr(method, "_split_texts", lambda batches: batches)
     lengths = torch.randint(1, 20, (200,))
     tokens = torch.randint(1, 50, (200, 20)) * (torch.arange(20) < lengths.unsqueeze(1))
     labels = torch.zeros(200, dtype=torch.int64)
@@ -47,26 +47,26 @@ def taken_in(monkeypatch: pytest.MonkeyPatch, *, in_lots: bool, samples: int | d
     return method
 
 
-def state_of(method: SGP) -> dict[str, Any]:
+def get_state(method: SGP) -> dict[str, Any]:
     return {name: space.state_dict() for name, space in method.memory.subspaces.items()}
 
 
 def test_a_memory_is_the_same_with_less_padding_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, lots = (taken_in(monkeypatch, in_lots=in_lots, samples=150) for in_lots in (False, True))
-    seen = {each: each.network.lengths for each in (whole, lots)}
+    whole, split = (update_memory(monkeypatch, in_batches=in_batches, samples=150) for in_batches in (False, True))
+    seen = {each: each.network.lengths for each in (whole, split)}
     assert seen[whole] == [19]
-    assert len(seen[lots]) == -(-150 // LOT)
-    assert seen[lots] == sorted(seen[lots])
-    assert seen[lots][0] < 10
+    assert len(seen[split]) == -(-150 // TEXTS_PER_BATCH)
+    assert seen[split] == sorted(seen[split])
+    assert seen[split][0] < 10
     for name, space in whole.memory.subspaces.items():
-        other = lots.memory.subspaces[name]
+        other = split.memory.subspaces[name]
         assert torch.equal(other.rank, space.rank)
         torch.testing.assert_close(other.importance, space.importance, rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_want_fewer_texts_do_not_get_the_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_fewer_texts_do_not_get_the_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = {"words": 150, "*": 20}
-    whole, lots = (taken_in(monkeypatch, in_lots=in_lots, samples=samples) for in_lots in (False, True))
-    for name, state in state_of(whole).items():
+    whole, split = (update_memory(monkeypatch, in_batches=in_batches, samples=samples) for in_batches in (False, True))
+    for name, state in get_state(whole).items():
         for part, tensor in state.items():
-            assert torch.equal(tensor, state_of(lots)[name][part])
+            assert torch.equal(tensor, get_state(split)[name][part])

@@ -1,4 +1,4 @@
-"""TRGP: which tasks are trusted, what their scales do to the weights, and what is left of it afterwards."""
+"""TRGP: which tasks are trusted, what their scales change, and what is stored afterwards."""
 
 import math
 from typing import Any
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import METHODS, Batch, Moment
-from sgp.methods.gpm import GPM, GPMSettings
-from sgp.methods.trgp import TRGP, Space, TRGPSettings, UnionMemory
+from sgp.methods.gpm import GPM, GPMSettings, get_matrices
+from sgp.methods.trgp import TRGP, Learned, Space, TRGPSettings, UnionMemory, compute_basis
 from sgp.networks import MLP, LeNet, ResNet18
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
@@ -20,17 +20,17 @@ WIDTHS = (12, 16, 8)
 NOW = Moment(0, 0.0, 0.0)
 
 
-def mlp(*, bias: bool = True) -> MLP:
+def make_mlp(*, bias: bool = True) -> MLP:
     torch.manual_seed(0)
     return MLP(WIDTHS, (3, 3, 3, 3), bias=bias)
 
 
-def made(network: nn.Module | None = None, **settings: Any) -> TRGP:
-    return TRGP(network or mlp(), TRGPSettings(**settings), exclude=["heads.*"])
+def make_method(network: nn.Module | None = None, **settings: Any) -> TRGP:
+    return TRGP(network or make_mlp(), TRGPSettings(**settings), exclude=["heads.*"])
 
 
-def batches(task: int, shape: tuple[int, ...] = (WIDTHS[0],)) -> list[Batch]:
-    """Inputs of each task lie in a few directions, half of which all tasks share, so that there is one to trust."""
+def make_batches(task: int, shape: tuple[int, ...] = (WIDTHS[0],)) -> list[Batch]:
+    """Return batches whose inputs lie in a few directions; all tasks share half of them, so some can be trusted."""
     generator = torch.Generator().manual_seed(task)
     size = math.prod(shape)
     shared = torch.randn(2, size, generator=torch.Generator().manual_seed(99))
@@ -39,54 +39,54 @@ def batches(task: int, shape: tuple[int, ...] = (WIDTHS[0],)) -> list[Batch]:
     return list(zip((inputs / 3).view(-1, *shape).split(20), labels.split(20), strict=True))
 
 
-def learn(method: TRGP, task: int, lots: list[Batch] | None = None, *, epochs: int = 4, lr: float = 0.1) -> None:
-    """Train as the loop does, up to consolidation."""
-    lots = lots or batches(task)
-    method.begin(task, lots)
-    optimizer = torch.optim.SGD(method.trained.parameters(), lr=lr)
+def learn(method: TRGP, task: int, batches: list[Batch] | None = None, *, epochs: int = 4, lr: float = 0.1) -> None:
+    """Train as the trainer does, without consolidation."""
+    batches = batches or make_batches(task)
+    method.begin_task(task, batches)
+    optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=lr)
     method.attach(optimizer)
     method.network.train()
-    for batch in lots * epochs:
+    for batch in batches * epochs:
         method.step(batch, task, NOW, optimizer)
     method.network.eval()
 
 
-def consolidate(method: TRGP, task: int, lots: list[Batch] | None = None) -> None:
+def consolidate(method: TRGP, task: int, batches: list[Batch] | None = None) -> None:
     def log_likelihood(batch: Batch) -> Tensor:
-        return -F.cross_entropy(method.logits(batch[0], task), batch[1], reduction="none")
+        return -F.cross_entropy(method.compute_logits(batch[0], task), batch[1], reduction="none")
 
-    method.consolidate(lots or batches(task), log_likelihood)
+    method.consolidate(batches or make_batches(task), log_likelihood)
 
 
-def learned(tasks: int, network: nn.Module | None = None, **settings: Any) -> TRGP:
-    method = made(network, **settings)
+def learn_tasks(tasks: int, network: nn.Module | None = None, **settings: Any) -> TRGP:
+    method = make_method(network, **settings)
     for task in range(tasks):
         learn(method, task)
         consolidate(method, task)
     return method
 
 
-def augmented(module: nn.Module) -> Tensor:
-    """A layer's weight with its bias as one more column, [out, d]."""
+def join_bias(module: nn.Module) -> Tensor:
+    """Return a layer's weight with its bias as one more column, [out, d]."""
     assert isinstance(module, nn.Linear | nn.Conv2d)
     weight = module.weight.detach().flatten(1)
     return weight if module.bias is None else torch.cat([weight, module.bias.detach().unsqueeze(1)], dim=1)
 
 
 def test_without_a_trusted_task_trgp_takes_the_steps_of_gpm_to_the_bit() -> None:
-    trgp = learned(1, trust_threshold=1.0)  # a share above 1 there is not
-    gpm = GPM(mlp(), GPMSettings(), exclude=["heads.*"])
+    trgp = learn_tasks(1, trust_threshold=1.0)  # a share above 1 there is not
+    gpm = GPM(make_mlp(), GPMSettings(), exclude=["heads.*"])
     optimizer = torch.optim.SGD(gpm.network.parameters(), lr=0.1)
     gpm.attach(optimizer)
 
     def train_gpm(task: int) -> None:
-        for inputs, labels in batches(task) * 4:
+        for inputs, labels in make_batches(task) * 4:
             optimizer.zero_grad()
             F.cross_entropy(gpm.network(inputs, task), labels).backward()
             optimizer.step()
 
     train_gpm(0)
-    gpm.consolidate(batches(0), lambda batch: gpm.network(batch[0], 0)[:, 0])
+    gpm.consolidate(make_batches(0), lambda batch: gpm.network(batch[0], 0)[:, 0])
     # A first task has no old bases to sort among the new ones.
     for layer, subspace in gpm.memory.subspaces.items():
         assert torch.equal(subspace.basis, trgp.memory.subspaces[layer].basis)
@@ -95,19 +95,19 @@ def test_without_a_trusted_task_trgp_takes_the_steps_of_gpm_to_the_bit() -> None
     assert not trgp._regions
     for name, value in gpm.network.state_dict().items():
         assert torch.equal(value, trgp.network.state_dict()[name]), name
-    inputs = batches(1)[0][0]
-    assert torch.equal(trgp.logits(inputs, 1), trgp.network(inputs, 1))
+    inputs = make_batches(1)[0][0]
+    assert torch.equal(trgp.compute_logits(inputs, 1), trgp.network(inputs, 1))
 
 
 def test_no_task_trusted_at_all_is_a_setting() -> None:
-    method = learned(2, trust_tasks=0)
+    method = learn_tasks(2, trust_tasks=0)
     learn(method, 2)
     assert not method._regions
-    assert method.bytes()["scales"] == 0
+    assert method.count_bytes()["scales"] == 0
 
 
 class OneLayer(nn.Module):
-    """Whose gradient is what a test wants: with logits x W^T, labels 0 and W = 0 it is proportional to -mean x."""
+    """A layer whose gradient a test chooses: with logits x W^T, labels 0 and W = 0 it is proportional to -mean x."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,12 +134,12 @@ class OneLayer(nn.Module):
     ],
     ids=str,
 )
-def test_the_two_tasks_that_hold_most_of_the_gradient_are_trusted_if_they_hold_half(
+def test_the_two_tasks_that_contain_most_of_the_gradient_are_trusted_if_they_contain_half(
     gradient: list[float], trusted: list[str]
 ) -> None:
     method = TRGP(OneLayer(), TRGPSettings())
-    lots = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
-    method.begin(0, lots)
+    batches = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
+    method.begin_task(0, batches)
     consolidate(method, 0, [(torch.eye(4), torch.zeros(4, dtype=torch.long))])
     (space,) = method.memory.subspaces.values()
     # Bases are axes, though in some order; the tasks have some of them each.
@@ -147,52 +147,60 @@ def test_the_two_tasks_that_hold_most_of_the_gradient_are_trusted_if_they_hold_h
     nothing = torch.zeros(1, 4, 0)
     for head, mine in enumerate(([0], [1], [1, 2])):
         chosen = torch.tensor([[int(axis) in mine for axis in axes]])
-        method._learned[str(head)] = type(method._learned["0"])({"layer": Space(chosen, nothing)}, {})
-    method.begin(3, [(torch.tensor([gradient] * 5), torch.zeros(5, dtype=torch.long))])
+        method._learned[str(head)] = Learned(spaces={"layer": Space(chosen=chosen, outside=nothing)}, scales={})
+    method.begin_task(3, [(torch.tensor([gradient] * 5), torch.zeros(5, dtype=torch.long))])
     assert [region.head for region in method._regions.get("layer", [])] == trusted
 
 
-def test_only_as_many_samples_are_asked_as_the_setting_says() -> None:
+def test_only_the_set_number_of_samples_is_used() -> None:
     method = TRGP(OneLayer(), TRGPSettings(trust_samples=2))
     consolidate_first(method)
     one, other = torch.eye(4)[[0]].repeat(2, 1), torch.eye(4)[[3]].repeat(50, 1)
     zero = torch.zeros(2, dtype=torch.long)
-    method.begin(1, [(one, zero), (other, torch.zeros(50, dtype=torch.long))])
+    method.begin_task(1, [(one, zero), (other, torch.zeros(50, dtype=torch.long))])
     assert list(method._regions) == ["layer"]
-    method.begin(1, [(other[:2], zero), (one, zero)])
+    method.begin_task(1, [(other[:2], zero), (one, zero)])
     assert not method._regions
 
 
 def consolidate_first(method: TRGP) -> None:
-    """A first task along axis 0."""
-    lots = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
-    method.begin(0, lots)
-    consolidate(method, 0, lots)
+    """Consolidate a first task along axis 0."""
+    batches = [(torch.eye(4)[:1].repeat(3, 1), torch.zeros(3, dtype=torch.long))]
+    method.begin_task(0, batches)
+    consolidate(method, 0, batches)
+
+
+def compute_effective_weight(method: TRGP, name: str, head: int) -> tuple[Tensor, Tensor | None]:
+    """Return W_eff of a layer for a task as matrices [groups, out, inputs], and the bias that is protected with W."""
+    layer = method._layers[name]
+    weight, bias = get_matrices(layer, method._get_parameters(layer))
+    change, bias_change = method._compute_change(layer, method._get_regions(str(head)).get(name, []))
+    return weight + change, None if bias is None or bias_change is None else bias + bias_change
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_effective_weight_is_that_of_the_dense_formula(bias: bool) -> None:
-    method = learned(2, mlp(bias=bias))
+    method = learn_tasks(2, make_mlp(bias=bias))
     learn(method, 2)
     assert {len(regions) for regions in method._regions.values()} == {2}
     for layer, regions in method._regions.items():
-        W = augmented(method.network.get_submodule(layer)).double()
+        W = join_bias(method.network.get_submodule(layer)).double()
         dense = W.clone()
         for region in regions:
             S = region.space[0].double()
             Q = torch.eye(S.shape[1]).double() + region.scale[0].detach().double()
             assert float(region.scale.detach().norm()) > 1e-3
             dense += W @ S @ Q @ S.T - W @ S @ S.T
-        weight, offset = method.effective_weight(layer, 2)
+        weight, offset = compute_effective_weight(method, layer, 2)
         found = weight[0] if offset is None else torch.cat([weight[0], offset[0].unsqueeze(1)], dim=1)
         assert torch.allclose(found.double(), dense, atol=1e-6)
     # The forward pass forms no such weight, and gives the same.
-    inputs = batches(2)[0][0]
+    inputs = make_batches(2)[0][0]
     x = inputs
     for number in range(2):
-        weight, offset = method.effective_weight(f"hidden.{number}", 2)
+        weight, offset = compute_effective_weight(method, f"hidden.{number}", 2)
         x = F.linear(x, weight[0], None if offset is None else offset[0]).relu()
-    assert torch.allclose(method.logits(inputs, 2), method.network.heads(x, 2), atol=1e-5)
+    assert torch.allclose(method.compute_logits(inputs, 2), method.network.heads(x, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -209,106 +217,108 @@ def test_a_convolution_runs_with_the_effective_weight(groups: int) -> None:
 
     torch.manual_seed(0)
     # Scales have something to do where not all directions are taken.
-    method = made(Small(), threshold=0.9, trust_threshold=0.0)
+    method = make_method(Small(), threshold=0.9, trust_threshold=0.0)
     shape = (4, 5, 5)
     for task in range(2):
-        learn(method, task, batches(task, shape))
-        consolidate(method, task, batches(task, shape))
-    learn(method, 2, batches(2, shape))
+        learn(method, task, make_batches(task, shape))
+        consolidate(method, task, make_batches(task, shape))
+    learn(method, 2, make_batches(2, shape))
     (regions,) = method._regions.values()
     conv = method.network.get_submodule("conv")
     assert isinstance(conv, nn.Conv2d)
     assert conv.bias is not None
-    blocks = augmented(conv).double().view(groups, 6 // groups, -1)
+    blocks = join_bias(conv).double().view(groups, 6 // groups, -1)
     dense = blocks.clone()
     for region in regions:
         S = region.space.double()
         assert float(region.scale.detach().norm()) > 1e-4
         dense += blocks @ S @ region.scale.detach().double() @ S.mT
-    weight, offset = method.effective_weight("conv", 2)
+    weight, offset = compute_effective_weight(method, "conv", 2)
     assert offset is not None
     found = torch.cat([weight, offset.unsqueeze(-1)], dim=-1)
     assert torch.allclose(found.double(), dense, atol=1e-6)
-    inputs = batches(2, shape)[0][0]
+    inputs = make_batches(2, shape)[0][0]
     whole = F.conv2d(inputs, weight.reshape(conv.weight.shape), offset.flatten(), padding=1, groups=groups)
     heads: Any = method.network.get_submodule("heads")
-    assert torch.allclose(method.logits(inputs, 2), heads[2](whole.relu().mean((2, 3))), atol=1e-5)
+    assert torch.allclose(method.compute_logits(inputs, 2), heads[2](whole.relu().mean((2, 3))), atol=1e-5)
 
 
 def test_scales_start_at_the_identity_and_are_learned() -> None:
-    method = learned(1)
-    method.begin(1, batches(1))
-    inputs = batches(1)[0][0]
+    method = learn_tasks(1)
+    method.begin_task(1, make_batches(1))
+    inputs = make_batches(1)[0][0]
     assert method._regions
-    assert torch.equal(method.logits(inputs, 1), method.network(inputs, 1))
+    assert torch.equal(method.compute_logits(inputs, 1), method.network(inputs, 1))
     learn(method, 1)
     assert all(float(scale.detach().norm()) > 1e-3 for scale in method._scales.values())
-    assert not torch.allclose(method.logits(inputs, 1), method.network(inputs, 1), atol=1e-3)
+    assert not torch.allclose(method.compute_logits(inputs, 1), method.network(inputs, 1), atol=1e-3)
 
 
-def test_what_weights_do_in_a_trusted_space_is_constant_so_that_it_may_be_computed_once() -> None:
-    constant, live = learned(2), learned(2)
+def test_weights_along_a_trusted_space_are_constant() -> None:
+    constant, live = learn_tasks(2), learn_tasks(2)
     for method in (constant, live):
-        method.begin(2, batches(2))
+        method.begin_task(2, make_batches(2))
     for layer, regions in live._regions.items():  # W S in each step, with its part in the gradient
         live._regions[layer] = [type(region)(region.head, region.space, region.scale) for region in regions]
     for method in (constant, live):
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
         method.attach(optimizer)
-        for batch in batches(2) * 10:
+        for batch in make_batches(2) * 10:
             method.step(batch, 2, NOW, optimizer)
-    before = learned(2).network.state_dict()
-    for name, value in constant.trained.state_dict().items():
-        other = live.trained.state_dict()[name]
+    before = learn_tasks(2).network.state_dict()
+    for name, value in constant.trained_module.state_dict().items():
+        other = live.trained_module.state_dict()[name]
         assert torch.allclose(value, other, atol=1e-5), name
         if name.startswith("network.hidden") and name.endswith("weight"):
             assert float((value - before[name.removeprefix("network.")]).norm()) > 1e-2
 
 
-def test_each_task_keeps_its_own_scales_and_answers_as_it_did() -> None:
-    method = made(threshold=1.0)  # all of a task's energy is protected, so that nothing may change
+def test_each_task_keeps_its_own_scales_and_outputs() -> None:
+    method = make_method(threshold=1.0)  # all of a task's energy is protected, so that nothing may change
     answers: list[Tensor] = []
     for task in range(3):
         learn(method, task)
         consolidate(method, task)
-        answers.append(method.logits(torch.cat([x for x, _ in batches(task)]), task).detach())
-        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)].scales.items()}
+        answers.append(method.compute_logits(torch.cat([x for x, _ in make_batches(task)]), task).detach())
+        kept = {layer: dict(scales) for layer, scales in method._learned[str(task)]["scales"].items()}
         assert bool(kept) == (task > 0)
         for old, answer in enumerate(answers):
-            inputs = torch.cat([x for x, _ in batches(old)])
-            assert torch.allclose(method.logits(inputs, old), answer, atol=1e-4), (task, old)
-    assert method._learned["1"].scales["hidden.0"].keys() == {"0"}
-    assert method._learned["2"].scales["hidden.0"].keys() == {"0", "1"}
+            inputs = torch.cat([x for x, _ in make_batches(old)])
+            assert torch.allclose(method.compute_logits(inputs, old), answer, atol=1e-4), (task, old)
+    assert method._learned["1"]["scales"]["hidden.0"].keys() == {"0"}
+    assert method._learned["2"]["scales"]["hidden.0"].keys() == {"0", "1"}
     # The scales of one task mean nothing to another.
-    inputs = torch.cat([x for x, _ in batches(2)])
+    inputs = torch.cat([x for x, _ in make_batches(2)])
     assert not torch.allclose(method.network(inputs, 2), answers[2], atol=1e-2)
 
 
-def energies(*values: float) -> Tensor:
+def make_energies(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64)
 
 
 def test_a_tasks_space_is_the_smallest_set_of_old_and_new_directions_that_reaches_the_threshold() -> None:
     memory = UnionMemory(nn.Linear(6, 2, bias=False), threshold=0.9, alpha=math.inf)
-    first = rows([3.0, 2.0, 1.0, 0, 0, 0])
+    first = make_gram([3.0, 2.0, 1.0, 0, 0, 0])
     start = memory.grow_bases(Subspace.empty(1, 6), first, 1.0)
     assert start.rank.tolist() == [3]
     # Energies along the axes: old 16, 1, 0.25; new 9, 4, 0.5. The strongest that hold 95 % are 16, 9, 4.
-    grown = memory.grow_bases(start, rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), 0.94)
+    grown = memory.grow_bases(start, make_gram([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), 0.94)
     assert grown.rank.tolist() == [5]
     axes = grown.basis[0].abs().argmax(dim=0).tolist()
     assert axes == [0, 1, 2, 3, 4]
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, False, True, True]]
-    assert torch.equal(space.basis(grown), grown.basis[..., [0, 3, 4]])
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, False, True, True]]
+    assert torch.equal(compute_basis(space, grown), grown.basis[..., [0, 3, 4]])
     # All that GPM asks is that old and new together reach it, to which weak old bases count too.
-    gpm = start.grow(rows([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), threshold=0.94, alpha=math.inf)
+    gpm = start.grow(make_gram([4.0, 1.0, 0.5, 3.0, 2.0, 0.5**0.5]), threshold=0.94, alpha=math.inf)
     assert gpm.rank.tolist() == [5]
-    assert find_minimal_rank(energies(16, 9, 4, 1, 0.5, 0.25), torch.tensor([30.75]).double(), 0.94).tolist() == [3]
+    assert find_minimal_rank(make_energies(16, 9, 4, 1, 0.5, 0.25), torch.tensor([30.75]).double(), 0.94).tolist() == [
+        3
+    ]
 
 
-def rows(scales: list[float]) -> InputGram:
-    """Inputs along the axes with these lengths."""
+def make_gram(scales: list[float]) -> InputGram:
+    """Return the Gram matrix of inputs along the axes with these lengths."""
     statistic = InputGram(1, len(scales))
     statistic.add(torch.diag(torch.tensor(scales)).unsqueeze(0)[:, [s > 0 for s in scales]])
     return statistic
@@ -316,50 +326,50 @@ def rows(scales: list[float]) -> InputGram:
 
 def test_old_bases_count_only_if_they_are_among_the_strongest() -> None:
     memory = UnionMemory(nn.Linear(4, 2, bias=False), threshold=0.9, alpha=math.inf)
-    start = memory.grow_bases(Subspace.empty(1, 4), rows([1.0, 1.0, 0, 0]), 1.0)
+    start = memory.grow_bases(Subspace.empty(1, 4), make_gram([1.0, 1.0, 0, 0]), 1.0)
     task = [0.5, 0.5, 1.0, 0.5**0.5]  # energies 0.25, 0.25; 1, 0.5
     # At 0.74 GPM needs one new direction beside both old bases, the smallest set is the two new ones.
-    assert start.grow(rows(task), threshold=0.74, alpha=math.inf).rank.tolist() == [3]
-    grown = memory.grow_bases(start, rows(task), 0.74)
+    assert start.grow(make_gram(task), threshold=0.74, alpha=math.inf).rank.tolist() == [3]
+    grown = memory.grow_bases(start, make_gram(task), 0.74)
     assert grown.rank.tolist() == [4]
-    assert memory._space_of[id(grown)][1].chosen.tolist() == [[False, False, True, True]]
+    assert memory._notes[id(grown)][1]["chosen"].tolist() == [[False, False, True, True]]
 
 
 def test_the_published_off_by_one_leaves_the_strongest_new_direction_unprotected() -> None:
     memory = UnionMemory(nn.Linear(6, 2, bias=False), threshold=0.9, alpha=math.inf)
     memory.without_strongest = True
-    start = memory.grow_bases(Subspace.empty(1, 6), rows([3.0, 2.0, 0, 0, 0, 0]), 1.0)
+    start = memory.grow_bases(Subspace.empty(1, 6), make_gram([3.0, 2.0, 0, 0, 0, 0]), 1.0)
     assert start.rank.tolist() == [2]
-    assert memory._space_of[id(start)][1].outside.shape == (1, 6, 0)
-    grown = memory.grow_bases(start, rows([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
+    assert memory._notes[id(start)][1]["outside"].shape == (1, 6, 0)
+    grown = memory.grow_bases(start, make_gram([1.0, 0.1, 3.0, 2.0, 1.5, 0]), 0.99)
     assert grown.basis[0].abs().argmax(dim=0).tolist() == [0, 1, 3, 4]
     assert (grown.rank.tolist(), grown.importance.tolist()) == ([4], [[1.0, 1.0, 1.0, 1.0]])
-    _, space = memory._space_of[id(grown)]
-    assert space.chosen.tolist() == [[True, False, True, True]]
-    assert space.basis(grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
+    _, space = memory._notes[id(grown)]
+    assert space["chosen"].tolist() == [[True, False, True, True]]
+    assert compute_basis(space, grown)[0].abs().argmax(dim=0).tolist() == [0, 3, 4, 2]
     # Where nothing is new, nothing is left out.
-    same = memory.grow_bases(grown, rows([1.0, 0, 0, 1.0, 0, 0]), 0.9)
-    assert (same.rank.tolist(), memory._space_of[id(same)][1].outside.shape[-1]) == ([4], 0)
+    same = memory.grow_bases(grown, make_gram([1.0, 0, 0, 1.0, 0, 0]), 0.9)
+    assert (same.rank.tolist(), memory._notes[id(same)][1]["outside"].shape[-1]) == ([4], 0)
 
 
 def test_in_reference_the_first_layer_decides_for_all() -> None:
     for scaling, expected in (("by-layer", {"hidden.1"}), ("by-first-layer", set())):
-        method = learned(1, scaling=scaling)
-        spaces = method._learned["0"].spaces
-        nothing = torch.zeros_like(spaces["hidden.0"].chosen)
-        spaces["hidden.0"] = Space(nothing, spaces["hidden.0"].outside)
-        method.begin(1, batches(1))
+        method = learn_tasks(1, scaling=scaling)
+        spaces = method._learned["0"]["spaces"]
+        nothing = torch.zeros_like(spaces["hidden.0"]["chosen"])
+        spaces["hidden.0"] = Space(chosen=nothing, outside=spaces["hidden.0"]["outside"])
+        method.begin_task(1, make_batches(1))
         assert set(method._regions) == expected
 
 
 @pytest.mark.parametrize("representation", ["scaled", "plain"])
-def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the_plain_network(
+def test_bases_come_from_inputs_under_scaled_weights_or_as_published_from_the_plain_network(
     representation: str,
 ) -> None:
-    method = learned(1, representation=representation)
+    method = learn_tasks(1, representation=representation)
     learn(method, 1, epochs=20)
-    inputs = torch.cat([x for x, _ in batches(1)])
-    answers = {"scaled": method.logits(inputs, 1).detach(), "plain": method.network(inputs, 1).detach()}
+    inputs = torch.cat([x for x, _ in make_batches(1)])
+    answers = {"scaled": method.compute_logits(inputs, 1).detach(), "plain": method.network(inputs, 1).detach()}
     assert float((answers["scaled"] - answers["plain"]).norm()) > 0.1
     seen: list[Tensor] = []
     handle = method.network.register_forward_hook(lambda module, args, output: seen.append(output.detach()))
@@ -367,30 +377,30 @@ def test_bases_are_found_from_inputs_under_scaled_weights_or_as_published_of_the
     handle.remove()
     torch.testing.assert_close(torch.cat(seen), answers[representation])
     # The task itself is answered with its scales, whatever its bases were found from.
-    torch.testing.assert_close(method.logits(inputs, 1), answers["scaled"])
-    assert method._learned["1"].scales.keys() == {"hidden.0", "hidden.1"}
+    torch.testing.assert_close(method.compute_logits(inputs, 1), answers["scaled"])
+    assert method._learned["1"]["scales"].keys() == {"hidden.0", "hidden.1"}
 
 
 def test_an_update_of_the_memory_that_fails_leaves_the_scales_of_the_task() -> None:
-    method = learned(1, representation="plain")
+    method = learn_tasks(1, representation="plain")
     learn(method, 1)
-    inputs = batches(1)[0][0]
-    before = method.logits(inputs, 1)
+    inputs = make_batches(1)[0][0]
+    before = method.compute_logits(inputs, 1)
 
     def fail(batch: Batch) -> Tensor:
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        method.consolidate(batches(1), fail)
-    assert torch.equal(method.logits(inputs, 1), before)
+        method.consolidate(make_batches(1), fail)
+    assert torch.equal(method.compute_logits(inputs, 1), before)
 
 
-def test_layers_that_are_not_to_be_scaled_are_not() -> None:
-    method = learned(1, unscaled="hidden.0")
-    method.begin(1, batches(1))
+def test_unscaled_layers_have_no_scales() -> None:
+    method = learn_tasks(1, unscaled="hidden.0")
+    method.begin_task(1, make_batches(1))
     assert set(method._regions) == {"hidden.1"}
     with pytest.raises(ValueError, match="unscaled: the pattern 'fc' matches no module"):
-        made(unscaled="fc")
+        make_method(unscaled="fc")
 
 
 @pytest.mark.parametrize(
@@ -401,77 +411,77 @@ def test_layers_that_are_not_to_be_scaled_are_not() -> None:
     ],
     ids=["paper", "reference"],
 )
-def test_a_run_goes_on_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
-    whole, stopped = learned(2, **settings), learned(2, **settings)
+def test_a_run_resumes_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
+    whole, stopped = learn_tasks(2, **settings), learn_tasks(2, **settings)
     for method in (whole, stopped):
         learn(method, 2)
-    resumed = made(**settings)
+    resumed = make_method(**settings)
     resumed.load_state_dict(stopped.state_dict())
-    resumed.trained.load_state_dict(stopped.trained.state_dict())
+    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
     assert resumed._regions.keys() == whole._regions.keys() != set()
     for method in (whole, resumed):
-        optimizer = torch.optim.SGD(method.trained.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
         method.attach(optimizer)
-        for batch in batches(2):
+        for batch in make_batches(2):
             method.step(batch, 2, NOW, optimizer)
         consolidate(method, 2)
         learn(method, 3)
         consolidate(method, 3)
-    for name, value in whole.trained.state_dict().items():
-        assert torch.equal(value, resumed.trained.state_dict()[name]), name
+    for name, value in whole.trained_module.state_dict().items():
+        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
     for task in range(4):
-        inputs = batches(task)[0][0]
-        assert torch.equal(whole.logits(inputs, task), resumed.logits(inputs, task))
-    assert whole.bytes() == resumed.bytes()
+        inputs = make_batches(task)[0][0]
+        assert torch.equal(whole.compute_logits(inputs, task), resumed.compute_logits(inputs, task))
+    assert whole.count_bytes() == resumed.count_bytes()
 
 
 def test_bytes_are_those_of_bases_spaces_and_scales() -> None:
-    method = learned(3)
-    assert method.bytes()["regions"] == 0
-    spaces = [space for task in method._learned.values() for space in task.spaces.values()]
-    assert method.bytes()["spaces"] == sum(space.chosen.numel() for space in spaces)
-    ranks = {task: method._learned[task].spaces["hidden.0"].chosen.sum().item() for task in "01"}
-    other = {task: method._learned[task].spaces["hidden.1"].chosen.sum().item() for task in "01"}
+    method = learn_tasks(3)
+    assert method.count_bytes()["regions"] == 0
+    spaces = [space for task in method._learned.values() for space in task["spaces"].values()]
+    assert method.count_bytes()["spaces"] == sum(space["chosen"].numel() for space in spaces)
+    ranks = {task: method._learned[task]["spaces"]["hidden.0"]["chosen"].sum().item() for task in "01"}
+    other = {task: method._learned[task]["spaces"]["hidden.1"]["chosen"].sum().item() for task in "01"}
     # The second task may trust one, the third two.
     expected = sum(4 * count**2 for count in (ranks["0"], other["0"], *ranks.values(), *other.values()))
-    assert method.bytes()["scales"] == expected
-    assert method.bytes()["bases"] == sum(space.basis.nbytes for space in method.memory.subspaces.values())
-    method.begin(3, batches(3))
-    assert method.bytes()["regions"] > 0
+    assert method.count_bytes()["scales"] == expected
+    assert method.count_bytes()["bases"] == sum(space.basis.nbytes for space in method.memory.subspaces.values())
+    method.begin_task(3, make_batches(3))
+    assert method.count_bytes()["regions"] > 0
 
 
 @pytest.mark.parametrize("kind", [LeNet, ResNet18])
 def test_it_works_on_networks_with_convolutions(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     network = kind((3, 32, 32), (3, 3))
-    method = made(network, memory_samples=8, trust_samples=8, trust_threshold=0.1)
-    lots = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 3)]
+    method = make_method(network, memory_samples=8, trust_samples=8, trust_threshold=0.1)
+    batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 3)]
     for task in range(2):
-        learn(method, task, lots, epochs=1, lr=0.01)
+        learn(method, task, batches, epochs=1, lr=0.01)
         if task == 1:
             assert len(method._regions) > 1
             assert all(torch.isfinite(scale).all() for scale in method._scales.values())
             assert any(float(scale.detach().norm()) > 0 for scale in method._scales.values())
-        consolidate(method, task, lots)
-    assert torch.isfinite(method.logits(lots[0][0], 1)).all()
+        consolidate(method, task, batches)
+    assert torch.isfinite(method.compute_logits(batches[0][0], 1)).all()
 
 
-def test_norm_layers_stay_or_go_on_as_the_setting_says() -> None:
+def test_norm_layers_are_frozen_or_trained_as_set() -> None:
     for norms in ("freeze", "free"):
         torch.manual_seed(0)
-        method = made(ResNet18((3, 32, 32), (3, 3)), norms=norms, memory_samples=8, trust_samples=8)
-        lots = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 3)]
-        learn(method, 0, lots, epochs=1)
-        consolidate(method, 0, lots)
+        method = make_method(ResNet18((3, 32, 32), (3, 3)), norms=norms, memory_samples=8, trust_samples=8)
+        batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 3)]
+        learn(method, 0, batches, epochs=1)
+        consolidate(method, 0, batches)
         before = method.network.get_parameter("norm1.weight").detach().clone()
-        learn(method, 1, lots, epochs=1)
+        learn(method, 1, batches, epochs=1)
         assert torch.equal(method.network.get_parameter("norm1.weight"), before) == (norms == "freeze")
 
 
 def test_it_is_registered() -> None:
     assert METHODS["trgp"] is TRGP
     assert not TRGP.keeps_data
-    assert made().capacity() == 100
+    assert make_method().compute_capacity() == 100
 
 
 @pytest.mark.parametrize(
@@ -490,7 +500,7 @@ def test_it_is_registered() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, Any]) -> None:
+def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         TRGPSettings(**bad)

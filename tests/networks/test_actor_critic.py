@@ -1,4 +1,4 @@
-"""The agent's network is the published one: sizes, heads per game, initialisation."""
+"""The agent's network has the published sizes, heads per game and initialization."""
 
 import math
 

@@ -73,23 +73,8 @@ def test_what_follows_a_layer_comes_in_the_published_order(training: bool) -> No
         torch.testing.assert_close(got, reference, rtol=1e-3, atol=1e-4 * float(reference.abs().max()))
 
 
-def test_the_order_of_memory_does_not_matter() -> None:
+def test_the_memory_format_does_not_matter() -> None:
     model, images = AlexNet().eval(), torch.randn(4, 3, 32, 32)
     expected = model(images)
     torch.testing.assert_close(model(images.to(memory_format=torch.channels_last)), expected)
     torch.testing.assert_close(model.to(memory_format=torch.channels_last)(images), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_with_batch_statistics_an_image_depends_on_its_neighbours() -> None:
-    torch.manual_seed(0)
-    images = torch.randn(8, 3, 32, 32)
-    networks = {True: AlexNet(heads=(10,), statistics="batch"), False: AlexNet(heads=(10,), statistics="stored")}
-    for depends, model in networks.items():
-        model.eval()
-        alone, together = model(images[:4], task=0), model(images, task=0)[:4]
-        assert torch.allclose(alone, together, atol=1e-5) is not depends
-
-
-def test_only_stored_statistics_leave_buffers() -> None:
-    assert not list(AlexNet(statistics="batch").buffers())
-    assert len(list(AlexNet(statistics="stored").buffers())) == 15

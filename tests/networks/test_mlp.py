@@ -49,6 +49,6 @@ def test_without_hidden_layers_it_is_linear() -> None:
 
 
 @pytest.mark.parametrize("widths", [(), (64, 0)])
-def test_impossible_widths_are_refused(widths: Sequence[int]) -> None:
+def test_invalid_widths_raise_an_error(widths: Sequence[int]) -> None:
     with pytest.raises(ValueError, match="widths"):
         MLP(widths)

@@ -1,4 +1,4 @@
-"""The networks by name: all are built in one way and can be guarded by a memory."""
+"""Registered networks are built in one way and can be protected by a memory."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from sgp.registry import UnknownName
 SHAPES = [("mlp", (1, 8, 8)), ("alexnet", (3, 32, 32)), ("lenet", (3, 32, 32)), ("resnet18", (3, 32, 32))]
 
 
-def test_our_networks_are_there_with_a_description() -> None:
+def test_our_networks_are_registered_with_a_description() -> None:
     assert {name for name, _ in SHAPES} <= set(NETWORKS)
     for name, _ in SHAPES:
         assert NETWORKS[name].name == name
@@ -29,7 +29,7 @@ def test_every_network_gives_the_logits_of_one_head(name: str, inputs: tuple[int
 
 
 @pytest.mark.parametrize("name", ["alexnet", "lenet", "resnet18"])
-def test_a_wrong_shape_is_refused_by_name(name: str) -> None:
+def test_an_unsupported_shape_raises_an_error_with_the_networks_name(name: str) -> None:
     with pytest.raises(ValueError, match=r"takes inputs of shape \(3, .*got \(1, 28, 28\)"):
         NETWORKS[name].build((1, 28, 28), (10,))
 
@@ -47,13 +47,24 @@ def test_options_are_those_that_are_named(name: str, inputs: tuple[int, ...]) ->
         NETWORKS[name].build(inputs, (3,), depth=4)
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+@pytest.mark.parametrize("name", ["alexnet", "resnet18"])
+@pytest.mark.parametrize("statistics", ["batch", "stored"])
+def test_with_batch_statistics_only_an_image_depends_on_the_rest_of_the_batch(name: str, statistics: str) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(8, 3, 32, 32)
+    model = NETWORKS[name].build((3, 32, 32), (10,), statistics=statistics).eval()
+    alone, together = model(images[:4], 0), model(images, 0)[:4]
+    assert torch.allclose(alone, together, atol=1e-5) is (statistics == "stored")
+    assert bool(list(model.buffers())) is (statistics == "stored")
+
+
+def test_an_unknown_name_is_reported_with_the_nearest_names() -> None:
     with pytest.raises(UnknownName, match="alexnet"):
         NETWORKS["alexnt"]
 
 
 @pytest.mark.parametrize(("name", "inputs"), SHAPES)
-def test_a_memory_guards_every_layer(name: str, inputs: tuple[int, ...]) -> None:
+def test_a_memory_protects_every_layer(name: str, inputs: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     x, labels = torch.randn(8, *inputs), torch.randint(0, 3, (8,))
     model = NETWORKS[name].build(inputs, (3, 3))
@@ -79,7 +90,7 @@ def test_a_memory_guards_every_layer(name: str, inputs: tuple[int, ...]) -> None
 
 
 def _matrix(layer: nn.Module) -> Tensor:
-    """A copy of a layer's weight [outputs, inputs], with its bias as one more column."""
+    """Return a copy of a layer's weight [outputs, inputs], with its bias as one more column."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     columns = [layer.weight.detach().flatten(1)]
     if layer.bias is not None:

@@ -1,15 +1,15 @@
-"""What BatchNorm divides by: two choices, and no third."""
+"""BatchNorm normalizes by batch statistics or by stored ones."""
 
 import pytest
 
-from sgp.networks.norm import keeps_running
+from sgp.networks.norm import tracks_running_stats
 
 
 def test_only_stored_statistics_are_running_averages() -> None:
-    assert keeps_running("stored")
-    assert not keeps_running("batch")
+    assert tracks_running_stats("stored")
+    assert not tracks_running_stats("batch")
 
 
-def test_an_unknown_kind_of_statistics_is_refused_by_name() -> None:
+def test_an_unknown_kind_of_statistics_raises_an_error() -> None:
     with pytest.raises(ValueError, match="'running'"):
-        keeps_running("running")  # type: ignore[arg-type]
+        tracks_running_stats("running")  # type: ignore[arg-type]

@@ -45,12 +45,3 @@ def test_a_block_is_the_one_written_out(outputs: int, stride: int) -> None:
     torch.testing.assert_close(block(x), F.relu(out + block.shortcut(x)))
     # Both branches read the input, so nothing may write into it.
     assert torch.equal(x, untouched)
-
-
-def test_with_batch_statistics_an_image_depends_on_its_neighbours() -> None:
-    torch.manual_seed(0)
-    images = torch.randn(4, 3, 32, 32)
-    for statistics, depends in (("batch", True), ("stored", False)):
-        model = ResNet18((3, 32, 32), statistics=statistics).eval()  # type: ignore[arg-type]
-        assert torch.allclose(model(images[:2]), model(images)[:2], atol=1e-5) is not depends
-        assert bool(list(model.buffers())) is not depends

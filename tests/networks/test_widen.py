@@ -1,4 +1,4 @@
-"""A network grows with its old units in place, and what it was before is its first units alone, to the bit."""
+"""A network grows behind its old units, which alone give the old outputs to the bit."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,14 +12,14 @@ from sgp.networks import MLP, AlexNet, LeNet, ResNet18
 from sgp.networks.widen import (
     NEW,
     Axis,
-    axes_of,
-    cut,
-    outside,
+    connect_all_heads,
+    find_axes,
+    get_sizes,
+    mask_new_entries,
     rearrange,
     resize,
-    sizes_of,
+    slice_units,
     widen,
-    with_all_heads,
 )
 from sgp.networks.wiring import Wiring, find_wiring
 
@@ -42,63 +42,63 @@ GROWABLE = {
 }
 
 
-def inputs_of(kind: str, count: int = 4) -> Tensor:
+def make_inputs(kind: str, count: int = 4) -> Tensor:
     return torch.randn(count, *((12,) if kind == "mlp" else IMAGE), generator=torch.Generator().manual_seed(3))
 
 
-def made(kind: str, *, last: bool = True) -> tuple[nn.Module, tuple[Axis, ...]]:
+def make_network(kind: str, *, last: bool = True) -> tuple[nn.Module, tuple[Axis, ...]]:
     torch.manual_seed(0)
     network = NETWORKS[kind]().eval()
     if last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    wiring = find_wiring(network, inputs_of(kind, 2), 0, exclude=["heads.*"])
-    return network, axes_of(network, with_all_heads(wiring, ["heads.*"]))
+    wiring = find_wiring(network, make_inputs(kind, 2), 0, exclude=["heads.*"])
+    return network, find_axes(network, connect_all_heads(wiring, ["heads.*"]))
 
 
-def in_memory_as(kind: str, last: bool) -> Tensor:
-    inputs = inputs_of(kind)
+def make_formatted_inputs(kind: str, last: bool) -> Tensor:
+    inputs = make_inputs(kind)
     return inputs.contiguous(memory_format=torch.channels_last) if last and inputs.dim() == 4 else inputs
 
 
 @torch.no_grad()
-def answers(network: nn.Module, inputs: Tensor, tensors: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-    """Of every head."""
+def compute_logits(network: nn.Module, inputs: Tensor, tensors: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+    """Compute the logits of every head."""
     return [functional_call(network, dict(tensors or {}), (inputs, head)) for head in range(len(HEADS))]
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_layers_whose_units_are_added_to_no_others_can_grow(kind: str) -> None:
-    network, axes = made(kind)
-    assert list(sizes_of(network, axes)) == GROWABLE[kind]
+def test_layers_that_are_the_only_source_of_others_can_grow(kind: str) -> None:
+    network, axes = make_network(kind)
+    assert list(get_sizes(network, axes)) == GROWABLE[kind]
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_the_first_units_of_a_grown_network_answer_as_it_did_to_the_bit(kind: str, last: bool) -> None:
-    network, axes = made(kind, last=last)
-    inputs, sizes = in_memory_as(kind, last), sizes_of(network, axes)
-    before = answers(network, inputs)
+def test_the_first_units_of_a_grown_network_give_the_old_outputs_to_the_bit(kind: str, last: bool) -> None:
+    network, axes = make_network(kind, last=last)
+    inputs, sizes = make_formatted_inputs(kind, last), get_sizes(network, axes)
+    before = compute_logits(network, inputs)
     for more in (3, 2):  # also if it grows twice
         for name in sizes:
             widen(network, axes, name, more)
-    assert sizes_of(network, axes) == {name: size + 5 for name, size in sizes.items()}
-    grown = answers(network, inputs)
+    assert get_sizes(network, axes) == {name: size + 5 for name, size in sizes.items()}
+    grown = compute_logits(network, inputs)
     assert all(not torch.equal(now, then) for now, then in zip(grown, before, strict=True))
-    as_it_was = answers(network, inputs, cut(network, axes, sizes))
+    as_it_was = compute_logits(network, inputs, slice_units(network, axes, sizes))
     assert all(torch.equal(now, then) for now, then in zip(as_it_was, before, strict=True))
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_grown_network_is_whole_and_can_be_trained(kind: str) -> None:
-    network, axes = made(kind)
-    for name in sizes_of(network, axes):
+def test_a_grown_network_is_consistent_and_can_be_trained(kind: str) -> None:
+    network, axes = make_network(kind)
+    for name in get_sizes(network, axes):
         widen(network, axes, name, 10)
     network.train()
-    F.cross_entropy(network(inputs_of(kind), 1), torch.tensor([0, 1, 0, 1])).backward()
-    for name in sizes_of(network, axes):
+    F.cross_entropy(network(make_inputs(kind), 1), torch.tensor([0, 1, 0, 1])).backward()
+    for name in get_sizes(network, axes):
         layer = network.get_submodule(name)
         assert layer.weight.grad[-10:].any(), name
-    # The modules say how large they are, so that their kind could be built anew.
+    # The modules have attributes with their sizes, by which equal modules can be created.
     for module in network.modules():
         if isinstance(module, nn.Linear):
             assert (module.out_features, module.in_features) == module.weight.shape
@@ -109,24 +109,24 @@ def test_a_grown_network_is_whole_and_can_be_trained(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_network_of_other_sizes_takes_the_weights_of_a_grown_one(kind: str) -> None:
-    network, axes = made(kind)
-    for number, name in enumerate(sizes_of(network, axes)):
+def test_a_resized_network_loads_the_weights_of_a_grown_one(kind: str) -> None:
+    network, axes = make_network(kind)
+    for number, name in enumerate(get_sizes(network, axes)):
         widen(network, axes, name, number % 3)
-    other, _ = made(kind)
-    resize(other, axes, sizes_of(network, axes))
+    other, _ = make_network(kind)
+    resize(other, axes, get_sizes(network, axes))
     other.load_state_dict(network.state_dict())
-    inputs = in_memory_as(kind, last=True)
-    assert all(map(torch.equal, answers(other, inputs), answers(network, inputs)))
+    inputs = make_formatted_inputs(kind, last=True)
+    assert all(map(torch.equal, compute_logits(other, inputs), compute_logits(network, inputs)))
     assert {name: each.stride() for name, each in other.named_parameters()} == {
         name: each.stride() for name, each in network.named_parameters()
     }
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_there_and_back_is_the_same_network(kind: str) -> None:
-    network, axes = made(kind)
-    sizes, weights = sizes_of(network, axes), {k: v.clone() for k, v in network.state_dict().items()}
+def test_growing_and_shrinking_restores_the_network(kind: str) -> None:
+    network, axes = make_network(kind)
+    sizes, weights = get_sizes(network, axes), {k: v.clone() for k, v in network.state_dict().items()}
     for name in sizes:
         widen(network, axes, name, 4)
     resize(network, axes, sizes)
@@ -134,32 +134,32 @@ def test_there_and_back_is_the_same_network(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lenet"])
-def test_a_unit_that_nothing_reaches_is_removed_without_a_trace(kind: str) -> None:
-    network, axes = made(kind)
-    name = list(sizes_of(network, axes))[1]  # LeNet's conv2, whose channels are 64 inputs each of fc1
+def test_removing_a_unit_with_zero_weights_changes_no_output(kind: str) -> None:
+    network, axes = make_network(kind)
+    name = list(get_sizes(network, axes))[1]  # LeNet's conv2, whose channels are 64 inputs each of fc1
     with torch.no_grad():
         layer = network.get_submodule(name)
         layer.weight[-1] = 0
         if layer.bias is not None:
             layer.bias[-1] = 0
-    before = answers(network, inputs_of(kind))
-    rearrange(network, axes, name, torch.arange(sizes_of(network, axes)[name] - 1))
-    for now, then in zip(answers(network, inputs_of(kind)), before, strict=True):
+    before = compute_logits(network, make_inputs(kind))
+    rearrange(network, axes, name, torch.arange(get_sizes(network, axes)[name] - 1))
+    for now, then in zip(compute_logits(network, make_inputs(kind)), before, strict=True):
         torch.testing.assert_close(now, then)
 
 
-def test_a_doubled_unit_is_heard_twice() -> None:
-    network, axes = made("mlp")
-    before = answers(network, inputs_of("mlp"))
+def test_a_repeated_unit_counts_twice() -> None:
+    network, axes = make_network("mlp")
+    before = compute_logits(network, make_inputs("mlp"))
     rearrange(network, axes, "hidden.0", torch.tensor([*range(16), 5]))
     with torch.no_grad():
         network.get_submodule("hidden.1").weight[:, [5, 16]] /= 2
-    for now, then in zip(answers(network, inputs_of("mlp")), before, strict=True):
+    for now, then in zip(compute_logits(network, make_inputs("mlp")), before, strict=True):
         torch.testing.assert_close(now, then)
 
 
-def test_a_channel_that_is_flattened_takes_its_pixels_along() -> None:
-    network, axes = made("lenet")
+def test_a_flattened_channel_is_moved_with_all_its_pixels() -> None:
+    network, axes = make_network("lenet")
     old = network.get_submodule("fc1").weight.detach().clone()
     rearrange(network, axes, "conv2", torch.tensor([3, NEW, *range(50)]))
     new = network.get_submodule("fc1").weight
@@ -168,8 +168,8 @@ def test_a_channel_that_is_flattened_takes_its_pixels_along() -> None:
     assert torch.equal(new[:, 128:], old)
 
 
-def test_new_weights_are_as_large_as_the_old_ones_and_a_norm_starts_anew() -> None:
-    network, axes = made("alexnet-stored")
+def test_new_weights_have_the_mean_square_of_the_old_ones_and_norms_initial_values() -> None:
+    network, axes = make_network("alexnet-stored")
     with torch.no_grad():
         network.get_submodule("norm4").weight.fill_(7)
         network.get_submodule("norm4").running_mean.fill_(7)
@@ -185,11 +185,11 @@ def test_new_weights_are_as_large_as_the_old_ones_and_a_norm_starts_anew() -> No
     assert norm.running_mean[:2048].eq(7).all()
 
 
-def test_what_is_outside_the_old_sizes_is_what_was_added() -> None:
-    network, axes = made("mlp")
-    sizes, old = sizes_of(network, axes), {k: v.clone() for k, v in network.named_parameters()}
+def test_the_mask_of_new_entries_covers_the_added_units() -> None:
+    network, axes = make_network("mlp")
+    sizes, old = get_sizes(network, axes), {k: v.clone() for k, v in network.named_parameters()}
     widen(network, axes, "hidden.0", 2)
-    masks = outside(network, axes, sizes)
+    masks = mask_new_entries(network, axes, sizes)
     for name, parameter in network.named_parameters():
         assert masks[name].shape == parameter.shape
         assert torch.equal(parameter[~masks[name]], old[name].flatten()), name
@@ -206,7 +206,7 @@ def test_a_grouped_convolution_is_left_as_it_is() -> None:
     places = find_wiring(_WithHead(network), torch.randn(2, 3, 12, 12), 0).places
     assert places["body.1"].sources == ("body.0",)
     whole = _WithHead(network)
-    assert list(sizes_of(whole, axes_of(whole, Wiring(places)))) == ["body.3"]
+    assert list(get_sizes(whole, find_axes(whole, Wiring(places)))) == ["body.3"]
 
 
 class _WithHead(nn.Module):
@@ -219,7 +219,7 @@ class _WithHead(nn.Module):
         return out
 
 
-def test_a_layer_does_not_grow_by_less_than_nothing() -> None:
-    network, axes = made("mlp")
-    with pytest.raises(ValueError, match=r"grows by 0 units or more, 'hidden\.0' should by -1"):
+def test_a_negative_number_of_new_units_raises_an_error() -> None:
+    network, axes = make_network("mlp")
+    with pytest.raises(ValueError, match=r"units to add to 'hidden\.0' must be at least 0, got -1"):
         widen(network, axes, "hidden.0", -1)

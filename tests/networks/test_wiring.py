@@ -1,25 +1,25 @@
-"""What feeds what is found by running a network, and a network in which gates would not hold is refused."""
+"""The wiring is found by running a network; a network in which gates would not hold raises an error."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sgp.networks import MLP, AlexNet, LeNet, ResNet18
-from sgp.networks.wiring import Place, Wiring, fed, find_wiring
+from sgp.networks.wiring import Place, Wiring, find_wiring, mask_inputs
 
 
-def wiring_of(network: nn.Module, *shape: int) -> Wiring:
+def find_test_wiring(network: nn.Module, *shape: int) -> Wiring:
     torch.manual_seed(0)
     return find_wiring(network, torch.randn(2, *shape), 0, exclude=["heads.*"])
 
 
-def called(wiring: Wiring) -> dict[str, Place]:
+def select_run_layers(wiring: Wiring) -> dict[str, Place]:
     return {name: place for name, place in wiring.places.items() if name != "heads.1"}
 
 
 def test_a_perceptron_is_a_chain() -> None:
-    wiring = wiring_of(MLP((6, 5, 4), (3, 2)), 6)
-    assert called(wiring) == {
+    wiring = find_test_wiring(MLP((6, 5, 4), (3, 2)), 6)
+    assert select_run_layers(wiring) == {
         "hidden.0": Place(None, ()),
         "hidden.1": Place(None, ("hidden.0",)),
         "heads.0": Place(None, ("hidden.1",)),
@@ -28,15 +28,15 @@ def test_a_perceptron_is_a_chain() -> None:
 
 
 def test_lenet_is_gated_right_behind_its_layers_and_alexnet_behind_its_norms() -> None:
-    assert called(wiring_of(LeNet(heads=(3, 2)), 3, 32, 32)) == {
+    assert select_run_layers(find_test_wiring(LeNet(heads=(3, 2)), 3, 32, 32)) == {
         "conv1": Place(None, ()),
         "conv2": Place(None, ("conv1",)),
         "fc1": Place(None, ("conv2",)),
         "fc2": Place(None, ("fc1",)),
         "heads.0": Place(None, ("fc2",)),
     }
-    alexnet = wiring_of(AlexNet(heads=(3, 2)), 3, 32, 32)
-    assert called(alexnet) == {
+    alexnet = find_test_wiring(AlexNet(heads=(3, 2)), 3, 32, 32)
+    assert select_run_layers(alexnet) == {
         "conv1": Place("norm1", ()),
         "conv2": Place("norm2", ("conv1",)),
         "conv3": Place("norm3", ("conv2",)),
@@ -44,11 +44,11 @@ def test_lenet_is_gated_right_behind_its_layers_and_alexnet_behind_its_norms() -
         "fc2": Place("norm5", ("fc1",)),
         "heads.0": Place(None, ("fc2",)),
     }
-    assert (alexnet.gate_of("fc1"), wiring_of(LeNet(), 3, 32, 32).gate_of("fc1")) == ("norm4", "fc1")
+    assert (alexnet.get_gate("fc1"), find_test_wiring(LeNet(), 3, 32, 32).get_gate("fc1")) == ("norm4", "fc1")
 
 
-def test_a_residual_stream_is_fed_by_all_that_was_added_to_it() -> None:
-    places = wiring_of(ResNet18((3, 32, 32), (3, 2)), 3, 32, 32).places
+def test_a_residual_stream_is_fed_by_all_layers_that_are_added_to_it() -> None:
+    places = find_test_wiring(ResNet18((3, 32, 32), (3, 2)), 3, 32, 32).places
     assert places["conv1"] == Place("norm1", ())
     assert places["layer1.0.conv1"].sources == ("conv1",)
     assert places["layer1.0.conv2"] == Place("layer1.0.norm2", ("layer1.0.conv1",))
@@ -60,16 +60,16 @@ def test_a_residual_stream_is_fed_by_all_that_was_added_to_it() -> None:
     assert places["heads.0"].sources == ("layer4.0.conv2", "layer4.0.shortcut.0", "layer4.1.conv2")
 
 
-def test_it_is_the_same_after_going_through_plain_values() -> None:
-    wiring = wiring_of(ResNet18((3, 32, 32), (3, 2)), 3, 32, 32)
-    assert Wiring.of(wiring.plain()) == wiring
+def test_a_wiring_is_restored_from_its_dictionary() -> None:
+    wiring = find_test_wiring(ResNet18((3, 32, 32), (3, 2)), 3, 32, 32)
+    assert Wiring.from_dict(wiring.to_dict()) == wiring
 
 
-def test_a_network_is_as_before_afterwards() -> None:
+def test_finding_the_wiring_does_not_change_the_network() -> None:
     network = AlexNet(heads=(3, 2), statistics="stored")
     network.norm1.eval()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    wiring_of(network, 3, 32, 32)
+    find_test_wiring(network, 3, 32, 32)
     assert network.training
     assert not network.norm1.training
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -77,15 +77,15 @@ def test_a_network_is_as_before_afterwards() -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_each_channel_is_spread_over_its_pixels_and_the_largest_of_added_masks_counts() -> None:
+def test_masks_are_repeated_for_each_pixel_and_the_largest_of_added_masks_counts() -> None:
     masks = [torch.tensor([0.0, 1.0, 0.2]), torch.tensor([0.5, 0.0, 0.1])]
-    assert fed(nn.Linear(6, 2), masks[:1]).tolist() == pytest.approx([0, 0, 1, 1, 0.2, 0.2])
-    assert fed(nn.Conv2d(3, 2, 1), masks).tolist() == pytest.approx([0.5, 1, 0.2])
-    assert fed(nn.Conv2d(3, 2, 1), []).tolist() == [1, 1, 1]
+    assert mask_inputs(nn.Linear(6, 2), masks[:1]).tolist() == pytest.approx([0, 0, 1, 1, 0.2, 0.2])
+    assert mask_inputs(nn.Conv2d(3, 2, 1), masks).tolist() == pytest.approx([0.5, 1, 0.2])
+    assert mask_inputs(nn.Conv2d(3, 2, 1), []).tolist() == [1, 1, 1]
 
 
 class Small(nn.Module):
-    """Two layers with something in between, and a head."""
+    """Two layers with a module in between, and a head."""
 
     def __init__(self, between: nn.Module, width: int = 8, *, second: int | None = None) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Small(nn.Module):
 
 
 class Twice(nn.Module):
-    """Units beside themselves."""
+    """Concatenation of the units with their ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, x.relu()], dim=1)
@@ -112,7 +112,7 @@ class Twice(nn.Module):
         (Small(nn.Sigmoid()), "an input of layer 'second' is not 0"),
         (Small(nn.Softmax(dim=1)), "an input of layer 'second' is not 0"),
         (Small(Twice(), second=16), "an input of layer 'second' is not 0"),
-        (Small(nn.Unflatten(1, (1, 8))), "which units are they"),
+        (Small(nn.Unflatten(1, (1, 8))), r"units need \[n, units\]"),
         (Small(nn.LayerNorm(8)), "'between' is of type LayerNorm"),
         (Small(nn.PReLU()), "'between' is of type PReLU"),
         (Small(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(8))), r"BatchNorm 'between.1' does not follow a layer directly"),
@@ -120,12 +120,12 @@ class Twice(nn.Module):
     ],
     ids=["sigmoid", "softmax", "concatenation", "shape", "layer norm", "prelu", "late norm", "padding"],
 )
-def test_a_network_in_which_closed_units_would_still_count_is_refused(network: nn.Module, message: str) -> None:
+def test_a_network_in_which_closed_units_have_an_effect_raises_an_error(network: nn.Module, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        wiring_of(network, 6)
+        find_test_wiring(network, 6)
 
 
-def test_a_layer_that_sees_the_networks_own_input_beside_others_is_fed_by_all() -> None:
+def test_a_layer_that_reads_the_networks_own_input_beside_others_has_no_sources() -> None:
     class Skipping(Small):
         def forward(self, x: Tensor, head: int) -> Tensor:
             logits: Tensor = self.heads[head](self.second(self.first(x).relu() + x))
@@ -133,6 +133,6 @@ def test_a_layer_that_sees_the_networks_own_input_beside_others_is_fed_by_all() 
 
     network = Skipping(nn.ReLU(), second=6)
     network.first = nn.Linear(6, 6)
-    places = wiring_of(network, 6).places
+    places = find_test_wiring(network, 6).places
     assert places["second"].sources == ()
     assert places["heads.0"].sources == ("second",)

@@ -1,4 +1,4 @@
-"""The check: leak and drift are zero where nothing may have moved, and large where something did."""
+"""Checks: leak and drift are zero after protected training and large after unprotected training."""
 
 import copy
 import math
@@ -25,8 +25,8 @@ class Network(nn.Module):
         return self.out(self.second(self.first(x)).tanh())
 
 
-def low_rank(seed: int, n: int = 24) -> Tensor:
-    """Inputs that span five of the twenty dimensions."""
+def make_inputs(seed: int, n: int = 24) -> Tensor:
+    """Return inputs that span five of the twenty dimensions."""
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(5, 20, generator=generator)
     return torch.randn(n, 5, generator=generator) @ mixing
@@ -40,11 +40,11 @@ def train(model: nn.Module, optimizer: Optimizer, x: Tensor, steps: int = 30) ->
         optimizer.step()
 
 
-def blocked(**settings: Any) -> GradientMemory:
-    """A memory that blocks all that its first task's inputs span."""
+def make_blocking_memory(**settings: Any) -> GradientMemory:
+    """Return a memory that blocks the span of the first task's inputs."""
     torch.manual_seed(0)
     memory = GradientMemory(Network(), threshold=1, alpha=math.inf, **settings)
-    memory.update([low_rank(0, n=16)])
+    memory.update([make_inputs(0, n=16)])
     return memory
 
 
@@ -56,19 +56,19 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 
 def test_without_training_nothing_has_leaked_or_drifted() -> None:
-    memory = blocked()
-    result = memory.check(low_rank(0))
+    memory = make_blocking_memory()
+    result = memory.check(make_inputs(0))
     assert result.drift == 0
     assert result.leak == 0
     assert [layer.layer for layer in result.layers] == ["first", "second", "out"]
     assert all(layer.leak == layer.drift == 0 for layer in result.layers)
 
 
-def test_what_the_bases_hold_of_a_batch_is_told() -> None:
-    memory = blocked()
-    known, unknown = memory.check(low_rank(0)), memory.check(low_rank(7))
+def test_captured_is_the_share_of_a_batch_in_the_bases() -> None:
+    memory = make_blocking_memory()
+    known, unknown = memory.check(make_inputs(0)), memory.check(make_inputs(7))
     assert known.layers[0].captured == pytest.approx(1, abs=1e-6)
-    rows = torch.cat([low_rank(7), torch.ones(24, 1)], dim=1).double()
+    rows = torch.cat([make_inputs(7), torch.ones(24, 1)], dim=1).double()
     M = memory.subspaces["first"].basis[0].double()
     share = float((rows @ M).square().sum() / rows.square().sum())
     assert unknown.layers[0].captured == pytest.approx(share, abs=1e-9)
@@ -79,36 +79,36 @@ def test_what_the_bases_hold_of_a_batch_is_told() -> None:
 def test_protected_training_leaks_nothing_and_remembered_inputs_do_not_drift(
     new_optimizer: Callable[..., Optimizer],
 ) -> None:
-    memory = blocked()
-    remembered = low_rank(0, n=16)
+    memory = make_blocking_memory()
+    remembered = make_inputs(0, n=16)
     optimizer = new_optimizer(memory.model.parameters())
     memory.attach(optimizer)
-    train(memory.model, optimizer, low_rank(1))
+    train(memory.model, optimizer, make_inputs(1))
     result = memory.check(remembered)
     assert result.leak < 1e-5
     assert result.drift < 1e-4
     assert all(layer.drift < 1e-4 for layer in result.layers)
     assert all(layer.captured == pytest.approx(1, abs=1e-6) for layer in result.layers)
-    # It did learn, and a batch that is not remembered shows it.
-    other = memory.check(low_rank(1))
+    # The model has learned, as a batch of another task shows.
+    other = memory.check(make_inputs(1))
     assert other.drift > 0.1
     assert other.leak == pytest.approx(result.leak)
 
 
 @pytest.mark.parametrize("new_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 def test_training_that_is_not_attached_leaks_and_drifts(new_optimizer: Callable[..., Optimizer]) -> None:
-    memory = blocked()
-    train(memory.model, new_optimizer(memory.model.parameters()), low_rank(1))
-    result = memory.check(low_rank(0, n=16))
+    memory = make_blocking_memory()
+    train(memory.model, new_optimizer(memory.model.parameters()), make_inputs(1))
+    result = memory.check(make_inputs(0, n=16))
     assert result.leak > 0.1
     assert result.drift > 0.1
 
 
-def test_leak_and_drift_are_what_their_definitions_say() -> None:
-    memory = blocked()
-    model, batch = memory.model, low_rank(2)
+def test_leak_and_drift_agree_with_their_definitions() -> None:
+    memory = make_blocking_memory()
+    model, batch = memory.model, make_inputs(2)
     old = copy.deepcopy(model)
-    train(model, SGD(model.parameters(), lr=0.1), low_rank(1), steps=3)
+    train(model, SGD(model.parameters(), lr=0.1), make_inputs(1), steps=3)
     result = memory.check(batch)
     model.requires_grad_(False)
     old.requires_grad_(False)
@@ -128,28 +128,28 @@ def test_leak_and_drift_are_what_their_definitions_say() -> None:
     assert first.drift == pytest.approx(float(moved.norm() / old.get_submodule("first")(batch).norm()), rel=1e-3)
 
 
-def test_scaled_bases_may_move_and_do_not_count_as_leak() -> None:
+def test_changes_along_scaled_bases_are_no_leak() -> None:
     torch.manual_seed(0)
     memory = GradientMemory(Network(), threshold=1, alpha=1)
-    memory.update([low_rank(0, n=16)])
+    memory.update([make_inputs(0, n=16)])
     optimizer = SGD(memory.model.parameters(), lr=0.1)
     memory.attach(optimizer)
-    train(memory.model, optimizer, low_rank(1))
-    result = memory.check(low_rank(0, n=16))
+    train(memory.model, optimizer, make_inputs(1))
+    result = memory.check(make_inputs(0, n=16))
     assert result.leak < 1e-5
     assert result.drift > 1e-3
 
 
 @pytest.mark.parametrize("anchor", [True, False])
-def test_a_reference_of_the_users_is_what_is_compared_with(anchor: bool) -> None:
-    memory = blocked(anchor=anchor)
+def test_a_given_reference_replaces_the_anchor(anchor: bool) -> None:
+    memory = make_blocking_memory(anchor=anchor)
     model = memory.model
     start = copy.deepcopy(model.state_dict())
     optimizer = SGD(model.parameters(), lr=0.1)
-    train(model, optimizer, low_rank(1), steps=5)
+    train(model, optimizer, make_inputs(1), steps=5)
     middle = copy.deepcopy(model.state_dict())
-    train(model, optimizer, low_rank(1), steps=5)
-    batch = low_rank(0)
+    train(model, optimizer, make_inputs(1), steps=5)
+    batch = make_inputs(0)
     since_middle = memory.check(batch, reference=middle).drift
     since_start = memory.check(batch, reference=start).drift
     assert 0 < since_middle < since_start
@@ -158,32 +158,32 @@ def test_a_reference_of_the_users_is_what_is_compared_with(anchor: bool) -> None
         assert memory.check(batch).drift == since_start
 
 
-def test_without_an_anchor_a_reference_is_asked_for() -> None:
-    memory = blocked(anchor=False)
+def test_without_an_anchor_a_reference_is_required() -> None:
+    memory = make_blocking_memory(anchor=False)
     with pytest.raises(RuntimeError, match=r"anchor=False.*pass reference=, a state_dict of the model"):
-        memory.check(low_rank(0))
+        memory.check(make_inputs(0))
 
 
-def test_before_the_first_update_there_is_nothing_to_check() -> None:
+def test_a_check_before_the_first_update_is_refused() -> None:
     memory = GradientMemory(Network(), threshold=0.9)
     with pytest.raises(RuntimeError, match="nothing to check before the first update"):
-        memory.check(low_rank(0))
+        memory.check(make_inputs(0))
 
 
 def test_a_reference_that_is_the_model_itself_is_refused() -> None:
-    memory = blocked()
+    memory = make_blocking_memory()
     live = memory.model.state_dict()
-    train(memory.model, SGD(memory.model.parameters(), lr=0.1), low_rank(1), steps=2)
+    train(memory.model, SGD(memory.model.parameters(), lr=0.1), make_inputs(1), steps=2)
     with pytest.raises(ValueError, match=r"the model's own tensors.*copy.deepcopy\(model.state_dict\(\)\)"):
-        memory.check(low_rank(0), reference=live)
+        memory.check(make_inputs(0), reference=live)
 
 
-def test_a_reference_that_lacks_a_layer_is_refused_by_the_parameters_name() -> None:
-    memory = blocked()
+def test_a_reference_that_lacks_a_parameter_is_refused_by_name() -> None:
+    memory = make_blocking_memory()
     partial = copy.deepcopy(memory.model.state_dict())
     del partial["second.weight"]
-    with pytest.raises(ValueError, match=r"reference: there is no 'second.weight'"):
-        memory.check(low_rank(0), reference=partial)
+    with pytest.raises(ValueError, match=r"reference: 'second.weight' is missing"):
+        memory.check(make_inputs(0), reference=partial)
 
 
 class WithStatistics(Network):
@@ -201,8 +201,8 @@ def test_a_check_leaves_no_trace_on_the_model(fails: bool) -> None:
     torch.manual_seed(0)
     model = WithStatistics()
     memory = GradientMemory(model, threshold=0.9, rest="free")
-    memory.update([low_rank(0)])
-    train(model, SGD(model.parameters(), lr=0.1), low_rank(1), steps=3)
+    memory.update([make_inputs(0)])
+    train(model, SGD(model.parameters(), lr=0.1), make_inputs(1), steps=3)
     model.second.eval()
     before = copy.deepcopy(model.state_dict())
     flags = [module.training for module in model.modules()]
@@ -214,7 +214,7 @@ def test_a_check_leaves_no_trace_on_the_model(fails: bool) -> None:
     def forward(batch: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        # With the weights of then: the third call, after the statistics and the outputs of now.
+        # The third call runs with the reference weights, after the Gram matrices and the current outputs.
         if fails and calls == 3:
             assert not torch.equal(model.first.weight, before["first.weight"])
             raise RuntimeError("a batch too many")
@@ -222,9 +222,9 @@ def test_a_check_leaves_no_trace_on_the_model(fails: bool) -> None:
 
     if fails:
         with pytest.raises(RuntimeError, match="a batch too many"):
-            memory.check(low_rank(0), forward=forward)
+            memory.check(make_inputs(0), forward=forward)
     else:
-        assert memory.check(low_rank(0), forward=forward).drift > 0
+        assert memory.check(make_inputs(0), forward=forward).drift > 0
     assert calls == 3
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -263,31 +263,31 @@ def test_outputs_may_be_tuples_and_dicts(wrap: Callable[[Tensor], Any]) -> None:
         torch.manual_seed(0)
         model = kind()
         memory = GradientMemory(model, threshold=0.9)
-        memory.update([low_rank(0)])
+        memory.update([make_inputs(0)])
         with torch.no_grad():
             model.out.weight.mul_(1.1)
-        results.append(memory.check(low_rank(0)).drift)
+        results.append(memory.check(make_inputs(0)).drift)
     assert results[0] > 0.01
     assert results[1] == pytest.approx(results[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("output", [Record(torch.ones(2)), None, torch.ones(2, dtype=torch.int64), ()])
-def test_outputs_with_nothing_to_compare_are_refused_and_not_called_unmoved(output: Any) -> None:
+def test_outputs_without_floating_point_tensors_are_refused(output: Any) -> None:
     class Strange(Network):
         def forward(self, x: Tensor) -> Any:
             super().forward(x)
             return output
 
     memory = GradientMemory(Strange(), threshold=0.9)
-    memory.update([low_rank(0)])
-    with pytest.raises(TypeError, match="has no floating point tensor to compare: give forward="):
-        memory.check(low_rank(0))
-    assert memory.check(low_rank(0), forward=lambda x: (memory.model(x), x)[1]).drift == 0
+    memory.update([make_inputs(0)])
+    with pytest.raises(TypeError, match="has no floating point tensor to compare: pass a forward="):
+        memory.check(make_inputs(0))
+    assert memory.check(make_inputs(0), forward=lambda x: (memory.model(x), x)[1]).drift == 0
 
 
 def test_every_form_of_batch_is_accepted() -> None:
-    memory = blocked()
-    x = low_rank(0)
+    memory = make_blocking_memory()
+    x = make_inputs(0)
     with torch.no_grad():
         memory.model.get_parameter("out.weight").mul_(1.1)
     expected = memory.check(x).drift
@@ -297,13 +297,13 @@ def test_every_form_of_batch_is_accepted() -> None:
     assert memory.check([["a", x]], forward=lambda batch: memory.model(batch[0][1])).drift == expected
 
 
-def test_layers_that_the_batch_does_not_reach_are_left_out() -> None:
-    memory = blocked()
-    result = memory.check(low_rank(0), forward=lambda x: memory.model.get_submodule("first")(x))
+def test_layers_that_the_batch_does_not_reach_are_omitted() -> None:
+    memory = make_blocking_memory()
+    result = memory.check(make_inputs(0), forward=lambda x: memory.model.get_submodule("first")(x))
     assert [layer.layer for layer in result.layers] == ["first"]
 
 
-def test_positions_that_a_mask_hides_do_not_count() -> None:
+def test_masked_positions_do_not_count() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4, bias=False))
     memory = GradientMemory(model, threshold=1.0, alpha=math.inf)
@@ -340,9 +340,9 @@ def test_convolutions_and_frozen_biases_are_measured_too() -> None:
     assert memory.check(torch.randn(2, 4, 6, 6)).drift > 0.01
 
 
-def test_it_prints_as_a_table_whose_columns_line_up() -> None:
-    memory = blocked()
-    lines = str(memory.check(low_rank(0))).splitlines()
+def test_a_check_prints_as_a_table_with_aligned_columns() -> None:
+    memory = make_blocking_memory()
+    lines = str(memory.check(make_inputs(0))).splitlines()
     assert lines[0] == "outputs drifted by 0.00e+00"
     assert lines[1].split() == ["layer", "captured", "leak", "drift"]
     assert [line.split()[0] for line in lines[2:]] == ["first", "second", "out"]

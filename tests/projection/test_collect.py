@@ -3,184 +3,40 @@
 import copy
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from projection.collecting import (
+    Keywords,
+    X,
+    assert_is_gram_of,
+    assert_same_trace,
+    collect_grams,
+    gram,
+    gram_of,
+    images,
+    trace,
+    trained_net,
+)
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import sgp
 from sgp.projection import layer_types
-from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import InputGram
 from sgp.projection.layer_types import Block, LayerType, MultiheadAttentionType, register_layer
 from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.tokens import TokenCounts
 
 
-def statistics(
-    model: nn.Module,
-    batches: Iterable[Any],
-    *,
-    samples: int | dict[str, int] | None = None,
-    bias: Any = "freeze",
-    forward: Callable[[Any], Any] | None = None,
-    mask: Callable[[Any], Tensor | None] | None = None,
-) -> dict[str, InputGram]:
-    """What one pass collects, with products in float64."""
-    guards = list(scan_model(model, ScanRules(bias=bias)).layers.values())
-    limits = {g.name: samples.get(g.name) if isinstance(samples, dict) else samples for g in guards}
-    precise = {g.name: True for g in guards}
-    return collect_inputs(model, batches, guards, forward=forward, samples=limits, precise=precise, mask=mask)
-
-
-def gram(statistic: InputGram) -> Tensor:
-    """R R^T, whichever form the statistic has now. [groups, d, d]"""
-    rows = statistic.get_rows()
-    return statistic.get_gram() if rows is None else rows.mT @ rows
-
-
-def gram_of(*inputs: Tensor) -> Tensor:
-    rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in inputs]).double()
-    return (rows.mT @ rows).unsqueeze(0)
-
-
-def assert_is_gram_of(statistic: InputGram, *inputs: Tensor) -> None:
-    torch.testing.assert_close(gram(statistic), gram_of(*inputs), rtol=1e-6, atol=1e-6)
-
-
-class Net(nn.Module):
-    """Convolution, BatchNorm, dropout and a linear layer: something of everything that leaves traces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-        self.drop = nn.Dropout(0.5)
-        self.fc = nn.Linear(4 * 16, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls = self.calls + 1
-        return self.fc(self.drop(self.norm(self.conv(x)).relu()).flatten(1))
-
-
-def images(n: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, 2, 4, 4, generator=torch.Generator().manual_seed(seed))
-
-
-class Noisy(TensorDataset):
-    """Draws from every random state that there is; fails at one index if told so."""
-
-    def __init__(self, data: Tensor, fail_at: int | None = None) -> None:
-        super().__init__(data)
-        self.fail_at = fail_at
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if index == self.fail_at:
-            raise OSError("the disk is gone")
-        noise = torch.rand(()) + random.random() + np.random.rand()
-        return (super().__getitem__(index)[0] + noise.float(),)
-
-
-def loaders(dataset: TensorDataset, generator: torch.Generator) -> dict[str, DataLoader[Any]]:
-    sampler = RandomSampler(dataset, generator=generator)
-    return {
-        "its own generator": DataLoader(dataset, 4, shuffle=True, generator=generator),
-        "the global generator": DataLoader(dataset, 4, shuffle=True),
-        "a sampler with a generator": DataLoader(dataset, 4, sampler=sampler),
-        "a batch sampler": DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False)),
-    }
-
-
-KINDS = list(loaders(TensorDataset(torch.zeros(1)), torch.Generator()))
-
-
-def trace(model: nn.Module, generator: torch.Generator) -> dict[str, Any]:
-    """Everything that collecting could have changed."""
-    return {
-        "modes": [module.training for module in model.modules()],
-        "state": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "buffers": [id(buffer) for buffer in model.buffers()],
-        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "hooks": [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()],
-        "kwargs hooks": [len(m._forward_pre_hooks_with_kwargs) for m in model.modules()],
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state()[1].tolist(),
-        "numpy position": np.random.get_state()[2],
-        "python": random.getstate(),
-        "generator": generator.get_state(),
-        "grad enabled": torch.is_grad_enabled(),
-        "fast path": torch.backends.mha.get_fastpath_enabled(),
-    }
-
-
-def assert_same_trace(before: dict[str, Any], after: dict[str, Any]) -> None:
-    for key, value in before.items():
-        if isinstance(value, dict | list | Tensor) and key != "numpy":
-            torch.testing.assert_close(after[key], value, rtol=0, atol=0, msg=key)
-        else:
-            assert after[key] == value, key
-
-
-def trained_net() -> Net:
-    """A network in the midst of training: gradients, statistics that have moved, a layer kept in eval mode."""
-    torch.manual_seed(3)
-    model = Net()
-    model(images(8)).sum().backward()
-    model.norm.eval()
-    return model
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fail_at", [None, 9])
-@pytest.mark.parametrize("budget", [2**30, 1])
-def test_an_update_leaves_no_trace_even_if_the_loader_fails_midway(kind: str, fail_at: int | None, budget: int) -> None:
-    model, generator = trained_net(), torch.Generator().manual_seed(5)
-    loader = loaders(Noisy(images(12), fail_at), generator)[kind]
-    memory = sgp.GradientMemory(model, threshold=0.9)
-    before = trace(model, generator)
-    if fail_at is None:
-        memory.update(loader, budget=budget)
-        assert memory.tasks == 1
-    else:
-        with pytest.raises(OSError, match="the disk is gone"):
-            memory.update(loader, budget=budget)
-        assert memory.tasks == 0
-        assert not memory.subspaces
-    assert_same_trace(before, trace(model, generator))
-
-
-def test_a_forward_that_trains_does_not_move_running_statistics() -> None:
-    model, generator = trained_net(), torch.Generator()
-    before = trace(model, generator)
-    statistics(model, [images(4)], forward=lambda x: model.train()(x))
-    assert_same_trace(before, trace(model, generator))
-
-
-def test_the_next_epoch_of_a_shuffling_loader_is_the_one_it_would_have_been() -> None:
-    def epochs(update: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        loader = DataLoader(TensorDataset(images(12)), 4, shuffle=True)
-        first = [batch[0] for batch in loader]
-        if update:
-            statistics(trained, loader)
-        return first + [batch[0] for batch in loader]
-
-    trained = trained_net()
-    torch.testing.assert_close(epochs(True), epochs(False), rtol=0, atol=0)
-
-
 def test_inputs_are_those_of_eval_mode() -> None:
     model = trained_net()
     x = images(6)
-    found = statistics(model, [x])
+    found = collect_grams(model, [x])
     reference = copy.deepcopy(model).eval()
     with torch.no_grad():
         features = reference.norm(reference.conv(x)).relu().flatten(1)
@@ -197,7 +53,7 @@ def test_a_module_used_twice_in_one_forward_collects_both_inputs() -> None:
             return self.fc(self.fc(x).tanh())
 
     model, x = Twice(), torch.randn(5, 4)
-    found = statistics(model, [x])["fc"]
+    found = collect_grams(model, [x])["fc"]
     assert found.count == 10
     assert_is_gram_of(found, x, model.fc(x).tanh().detach())
 
@@ -206,7 +62,7 @@ def test_a_tied_weight_collects_the_inputs_of_both_its_layers() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     model[2].weight = model[0].weight
     x = torch.randn(5, 4)
-    found = statistics(model, [x])
+    found = collect_grams(model, [x])
     assert list(found) == ["0"]
     assert_is_gram_of(found["0"], x, model[:2](x).detach())
 
@@ -214,7 +70,7 @@ def test_a_tied_weight_collects_the_inputs_of_both_its_layers() -> None:
 def test_a_tied_kernel_is_unfolded_as_each_of_its_layers_does() -> None:
     model = nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, stride=2, dilation=2))
     model[1].weight = model[0].weight
-    found = statistics(model, [torch.randn(3, 2, 9)])
+    found = collect_grams(model, [torch.randn(3, 2, 9)])
     assert found["0"].count == 3 * 9 + 3 * 3
 
 
@@ -237,7 +93,7 @@ def test_a_tied_block_does_not_share_what_its_other_layer_reads(monkeypatch: pyt
     model = nn.Sequential(Gated(), nn.Linear(4, 4, bias=False))
     model[1].weight = model[0].gate
     x = torch.randn(5, 4)
-    found = statistics(model, [x])
+    found = collect_grams(model, [x])
     assert_is_gram_of(found["0:gate"], x, model[0](x).detach())
     assert_is_gram_of(found["0:value"], x)
 
@@ -253,48 +109,8 @@ class CallsItsOutputProjection(nn.MultiheadAttention):
 def test_each_source_of_a_guard_is_read_by_its_own_layer_type() -> None:
     register_layer(CallsItsOutputProjection)(MultiheadAttentionType)  # it has a forward of its own
     model, x = CallsItsOutputProjection(4, 2, batch_first=True), torch.randn(2, 3, 4)
-    found = statistics(model, [x], forward=lambda x: model(x, x, x))
+    found = collect_grams(model, [x], forward=lambda x: model(x, x, x))
     assert found["(model):attended"].count > 0
-
-
-class Keywords(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-        return self.fc(input=x * scale)
-
-
-X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize(
-    ("batch", "forward", "scale"),
-    [
-        (X, None, 1.0),
-        ((X, torch.zeros(6)), None, 1.0),
-        ([X, torch.zeros(6)], None, 1.0),
-        ((X,), None, 1.0),
-        ({"x": X}, None, 1.0),
-        ({"x": X, "scale": 2.0}, None, 2.0),
-        (("anything", {"deep": X}), lambda model, batch: model(batch[1]["deep"], 3.0), 3.0),
-    ],
-)
-def test_a_batch_may_be_a_tensor_a_tuple_a_list_a_dict_or_anything_with_forward(
-    batch: Any, forward: Callable[..., Tensor] | None, scale: float
-) -> None:
-    model = Keywords()
-    run = None if forward is None else lambda b: forward(model, b)
-    found = statistics(model, [batch], forward=run)
-    assert found["fc"].count == 6
-    assert_is_gram_of(found["fc"], X * scale)
-
-
-@pytest.mark.parametrize("batch", ["text", 3, (), None])
-def test_a_batch_of_another_kind_is_refused_and_the_message_tells_what_would_do(batch: Any) -> None:
-    with pytest.raises(ValueError, match=f"{type(batch).__name__} is not understood.*forward="):
-        statistics(Keywords(), [batch])
 
 
 def test_samples_are_counted_over_batches_and_the_pass_ends_with_the_last_of_them() -> None:
@@ -305,7 +121,7 @@ def test_samples_are_counted_over_batches_and_the_pass_ends_with_the_last_of_the
             given.append(i)
             yield X + i
 
-    found = statistics(Keywords(), batches(), samples=8)
+    found = collect_grams(Keywords(), batches(), samples=8)
     assert given == [0, 1]
     assert_is_gram_of(found["fc"], X, X[:2] + 1)
 
@@ -313,7 +129,7 @@ def test_samples_are_counted_over_batches_and_the_pass_ends_with_the_last_of_the
 def test_each_layer_may_have_its_own_number_of_samples() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     batches = [X, X + 1, X + 2]
-    found = statistics(model, batches, samples={"0": 3, "1": 7})
+    found = collect_grams(model, batches, samples={"0": 3, "1": 7})
     assert {name: s.count for name, s in found.items()} == {"0": 3, "1": 7, "2": 18}
     assert_is_gram_of(found["0"], X[:3])
     assert_is_gram_of(found["1"], model[0](torch.cat([X, X[:1] + 1])).detach())
@@ -334,7 +150,7 @@ def test_samples_of_attention_are_sequences_whichever_dimension_they_lie_along()
         model = nn.MultiheadAttention(4, 2, batch_first=batch_first)
         x = torch.randn(5, 3, 4)
         given = x if batch_first else x.transpose(0, 1)
-        found = statistics(model, [{"samples": x}], samples=2, forward=lambda _, x=given, m=model: m(x, x, x))
+        found = collect_grams(model, [{"samples": x}], samples=2, forward=lambda _, x=given, m=model: m(x, x, x))
         assert_is_gram_of(found["(model):query"], x[:2])
 
 
@@ -358,35 +174,15 @@ def test_samples_folded_with_windows_take_their_share_of_the_items() -> None:
             return self.fc(x.reshape(-1, 2, 2))  # two windows of two rows each
 
     x = torch.randn(4, 8)
-    found = statistics(Windows(), [x], samples=3)["fc"]
+    found = collect_grams(Windows(), [x], samples=3)["fc"]
     assert_is_gram_of(found, x[:3].reshape(-1, 2))
 
 
 def test_the_whole_batch_runs_where_a_norm_layer_takes_the_statistics_of_the_batch() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 2))
-    found = statistics(model, [X], samples=2)
+    found = collect_grams(model, [X], samples=2)
     assert found["1"].count == 2
     assert_is_gram_of(found["1"], model[0](X)[:2].detach())
-
-
-def test_samples_of_a_loader_that_does_not_shuffle_give_a_warning_in_the_users_line() -> None:
-    memory = sgp.GradientMemory(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), threshold=0.9)
-    loader = DataLoader(TensorDataset(X), 2)
-    with pytest.warns(UserWarning, match="does not shuffle") as caught:
-        memory.update(loader, samples=3)
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match="does not shuffle"):
-        memory.update(loader, samples={"0": 3})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_samples_of_a_loader_that_shuffles_give_no_warning(kind: str) -> None:
-    memory = sgp.GradientMemory(Keywords(), threshold=0.5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        memory.update(loaders(TensorDataset(X), torch.Generator())[kind], samples=3)
-        memory.update(DataLoader(TensorDataset(X), 2))
-        memory.update([X], samples=3)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -401,7 +197,7 @@ def test_a_stream_of_batches_has_the_gram_matrix_of_all_at_once(
 ) -> None:
     x = torch.randn(sum(sizes), inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     model = nn.Linear(inputs, 2).double()
-    streamed = statistics(model, torch.split(x, sizes), bias=bias)["(model)"]
+    streamed = collect_grams(model, torch.split(x, sizes), bias=bias)["(model)"]
     rows = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if bias == "protect" else x
     assert streamed.count == len(x)
     assert streamed.dimension == rows.shape[1]
@@ -415,11 +211,11 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, x = nn.Conv2d(4, 4, 3, groups=2, padding=1), torch.randn(6, 4, 5, 5)
-    whole = statistics(model, [x], bias="protect")["(model)"]
-    streamed = statistics(model, torch.split(x, 4), bias="protect")["(model)"]
+    whole = collect_grams(model, [x], bias="protect")["(model)"]
+    streamed = collect_grams(model, torch.split(x, 4), bias="protect")["(model)"]
     monkeypatch.setattr("sgp.projection.collect.BYTES_PER_CHUNK", 1)
     monkeypatch.setattr("sgp.projection.gram.ROWS_PER_PRODUCT", 3)
-    in_chunks = statistics(model, [x], bias="protect")["(model)"]
+    in_chunks = collect_grams(model, [x], bias="protect")["(model)"]
     assert whole.groups == 2
     assert whole.count == streamed.count == in_chunks.count == 6 * 25
     for other in (streamed, in_chunks):
@@ -430,13 +226,13 @@ def test_convolutions_stream_as_linear_layers_do_and_large_inputs_go_in_chunks(
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_is_held_is_bounded_however_long_the_stream_is(dtype: torch.dtype, grad: bool) -> None:
     model = nn.Linear(9, 3).to(dtype)
-    guard = scan_model(model, ScanRules()).layers["(model)"]
-    statistic = InputGram(1, 9, constant=True)
+    layer = scan_model(model, ScanRules()).layers["(model)"]
+    inputs = InputGram(1, 9, constant=True)
     for _ in range(200):
-        statistic.add(guard.layer_type.unfold_rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
-        assert statistic.nbytes <= 10 * 10 * 8
-        assert statistic.get_rows() is not None or not statistic.get_gram().requires_grad
-    assert statistic.count == 600
+        inputs.add(layer.layer_type.unfold_rows(model, torch.randn(3, 9, dtype=dtype, requires_grad=grad)))
+        assert inputs.nbytes <= 10 * 10 * 8
+        assert inputs.get_rows() is not None or not inputs.get_gram().requires_grad
+    assert inputs.count == 600
 
 
 def test_a_forward_that_turns_gradients_on_keeps_no_graph() -> None:
@@ -446,7 +242,7 @@ def test_a_forward_that_turns_gradients_on_keeps_no_graph() -> None:
         with torch.enable_grad():
             return model(x)
 
-    found = statistics(model, [X, X], forward=forward)
+    found = collect_grams(model, [X, X], forward=forward)
     assert not any(s.get_gram().requires_grad for s in found.values())
 
 
@@ -572,7 +368,7 @@ def test_an_operation_in_place_after_a_layer_does_not_corrupt_what_was_collected
             return self.second(self.act(y))
 
     model, x = InPlace(), torch.randn(5, 8)
-    found = statistics(model, [x])
+    found = collect_grams(model, [x])
     assert found["first"].get_rows() is not None  # fewer rows than dimensions: kept as they are
     assert_is_gram_of(found["first"], x)
     assert_is_gram_of(found["second"], model.first(x).relu().detach())
@@ -589,7 +385,7 @@ def test_layers_inside_the_fused_transformer_kernel_are_collected(batch_first: b
     padding[0, 2] = True
     given = x if batch_first else x.transpose(0, 1)
     batch = {"src": given} | ({"src_key_padding_mask": padding} if mask else {})
-    found = statistics(model, [batch])
+    found = collect_grams(model, [batch])
     for i in range(2):
         for name in ("self_attn:query", "self_attn:attended", "linear1", "linear2"):
             assert found[f"layers.{i}.{name}"].count == 12, name
@@ -624,11 +420,11 @@ def test_transformers_with_positions_first_collect_what_those_with_samples_first
             model(x if batch_first else x.transpose(0, 1), src_key_padding_mask=~keep)
 
         mask = (lambda batch: batch[1]) if is_masked else None
-        found.append(statistics(model, [(x, keep)], forward=forward, mask=mask, samples=samples))
-    for name, statistic in found[0].items():
-        assert statistic.count == (keep[:samples].sum() if is_masked else x[:samples, :, 0].numel()), name
-        assert statistic.count == found[1][name].count, name
-        torch.testing.assert_close(gram(statistic), gram(found[1][name]), rtol=1e-4, atol=1e-4)
+        found.append(collect_grams(model, [(x, keep)], forward=forward, mask=mask, samples=samples))
+    for name, inputs in found[0].items():
+        assert inputs.count == (keep[:samples].sum() if is_masked else x[:samples, :, 0].numel()), name
+        assert inputs.count == found[1][name].count, name
+        torch.testing.assert_close(gram(inputs), gram(found[1][name]), rtol=1e-4, atol=1e-4)
 
 
 def test_a_mask_shows_where_layers_of_ones_own_have_positions_first() -> None:
@@ -637,8 +433,8 @@ def test_a_mask_shows_where_layers_of_ones_own_have_positions_first() -> None:
     keep = torch.rand(5, 7) < 0.6
     batch = {"tokens": tokens, "keep": keep}
     options: dict[str, Any] = {"mask": lambda batch: batch["keep"], "samples": 3}
-    plain = statistics(model, [batch], forward=lambda batch: model(batch["tokens"]), **options)
-    across = statistics(model, [batch], forward=lambda batch: model(batch["tokens"].mT), **options)
+    plain = collect_grams(model, [batch], forward=lambda batch: model(batch["tokens"]), **options)
+    across = collect_grams(model, [batch], forward=lambda batch: model(batch["tokens"].mT), **options)
     for found in (plain, across):
         words = found["0"]
         assert isinstance(words, TokenCounts)
@@ -679,7 +475,7 @@ def test_a_module_used_for_self_and_cross_attention_parts_and_each_input_has_its
     x, y, z, w = (torch.randn(2, n, 8) for n in (3, 3, 2, 2))
     calls = [(x, x, x), (y, z, z), (y, z, w), (w, w, w)]
     calls = calls if self_first else calls[::-1]
-    found = statistics(model, [calls], forward=lambda calls: [model(*call) for call in calls])
+    found = collect_grams(model, [calls], forward=lambda calls: [model(*call) for call in calls])
     for i, name in enumerate(NAMES):
         assert_is_gram_of(found[f"(model):{name}"], *(call[i] for call in calls))
         assert found[f"(model):{name}"].count == sum(call[i].shape[0] * call[i].shape[1] for call in calls)
@@ -725,15 +521,15 @@ def assert_each_layer_has_what_it_read(plans: list[list[tuple[int, int]]], *, ro
     generator = torch.Generator().manual_seed(0)
     batches = [([torch.randn(rows, 3, generator=generator) for _ in range(tensors)], plan) for plan in plans]
     model = Branches(layers)
-    found = statistics(model, batches, forward=lambda batch: model(*batch))
+    found = collect_grams(model, batches, forward=lambda batch: model(*batch))
     read: dict[str, list[Tensor]] = {f"layers.{i}": [] for i in range(layers)}
     for given_tensors, plan in batches:
         for layer, which in plan:
             read[f"layers.{layer}"].append(given_tensors[which])
     assert found.keys() == {name for name, inputs in read.items() if inputs}
-    for name, statistic in found.items():
-        assert statistic.count == rows * len(read[name])
-        assert_is_gram_of(statistic, *read[name])
+    for name, inputs in found.items():
+        assert inputs.count == rows * len(read[name])
+        assert_is_gram_of(inputs, *read[name])
 
 
 def test_a_layer_that_leaves_the_others_late_does_not_inherit_what_the_first_to_leave_read_before() -> None:
@@ -757,7 +553,7 @@ def test_layers_that_call_by_chance_have_what_they_read() -> None:
 def test_layers_in_a_row_that_read_one_tensor_share_throughout_and_others_do_not() -> None:
     model = Branches()
     batches = [([torch.randn(4, 3) for _ in range(2)], [(0, 0), (1, 0), (2, 1)]) for _ in range(3)]
-    found = statistics(model, batches, forward=lambda batch: model(*batch))
+    found = collect_grams(model, batches, forward=lambda batch: model(*batch))
     assert found["layers.0"] is found["layers.1"]
     assert found["layers.2"] is not found["layers.0"]
 
@@ -771,7 +567,7 @@ def test_a_tensor_that_was_changed_in_place_between_two_layers_is_another() -> N
         model[1](x)
 
     data = torch.randn(5, 3)
-    found = statistics(model, [data.clone()], forward=forward)
+    found = collect_grams(model, [data.clone()], forward=forward)
     assert_is_gram_of(found["0"], data)
     assert_is_gram_of(found["1"], 2 * data)
 
@@ -786,6 +582,6 @@ def test_convolutions_that_unfold_the_same_maps_otherwise_do_not_share() -> None
             for layer in (self.one, self.same, self.other):
                 layer(x)
 
-    found = statistics(Block(), [images(3)])
+    found = collect_grams(Block(), [images(3)])
     assert found["one"] is found["same"]
     assert found["other"] is not found["one"]

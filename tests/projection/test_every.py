@@ -1,4 +1,4 @@
-"""The change of several steps, projected at once."""
+"""Projection of the change of several steps at once."""
 
 import copy
 import gc
@@ -19,11 +19,11 @@ from sgp.projection import OptimizerHook
 OLD = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
 
 
-def batch(step: int) -> Tensor:
+def make_batch(step: int) -> Tensor:
     return torch.randn(16, 8, generator=torch.Generator().manual_seed(100 + step))
 
 
-def learner(
+def make_setup(
     every: int, *, alpha: float = 5.0, lr: float = 0.05, dtype: torch.dtype = torch.float64
 ) -> tuple[nn.Module, sgp.GradientMemory, torch.optim.Optimizer, OptimizerHook]:
     torch.manual_seed(0)
@@ -38,11 +38,11 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first:
     dtype = next(model.parameters()).dtype
     for step in range(first, first + steps):
         optimizer.zero_grad()
-        (model(batch(step).to(dtype)) - 1).square().mean().backward()
+        (model(make_batch(step).to(dtype)) - 1).square().mean().backward()
         optimizer.step()
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -51,27 +51,27 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
         torch.testing.assert_close(value, b[name], rtol=0, atol=tolerance)
 
 
-def test_the_change_since_the_last_projection_is_projected_and_nothing_before_that() -> None:
-    model, memory, optimizer, _ = learner(4)
-    plain, _, free, hook = learner(4)
+def test_only_the_change_since_the_last_projection_is_projected() -> None:
+    model, memory, optimizer, _ = make_setup(4)
+    plain, _, free, hook = make_setup(4)
     hook.detach()
-    start = weights(model)
+    start = copy_weights(model)
     train(model, optimizer, 4)
     frozen = {name: p for name, p in plain.named_parameters() if name.startswith("1.")}
     free.param_groups[0]["params"] = [p for n, p in plain.named_parameters() if n not in frozen]
     train(plain, free, 4)
     for layer in ("0", "3"):
-        change = [weights(plain)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
+        change = [copy_weights(plain)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
         wanted = memory.project(change[0], layer, change[1])
         assert isinstance(wanted, tuple)
-        found = [weights(model)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
+        found = [copy_weights(model)[f"{layer}.{leaf}"] - start[f"{layer}.{leaf}"] for leaf in ("weight", "bias")]
         torch.testing.assert_close(found[0], wanted[0])
         torch.testing.assert_close(found[1], wanted[1])
 
 
 @pytest.mark.parametrize("every", [2, 5, 8])
-def test_what_is_protected_is_whole_at_every_multiple_and_not_in_between(every: int) -> None:
-    model, memory, optimizer, _ = learner(every, alpha=math.inf)
+def test_protection_holds_at_every_multiple_and_not_in_between(every: int) -> None:
+    model, memory, optimizer, _ = make_setup(every, alpha=math.inf)
     before = model(OLD.double()).detach()
     for step in range(3 * every):
         train(model, optimizer, 1, step)
@@ -79,56 +79,56 @@ def test_what_is_protected_is_whole_at_every_multiple_and_not_in_between(every: 
         assert memory.tasks == 1
         if (step + 1) % every == 0:
             assert memory.check(OLD.double()).leak < 1e-6
-            assert drift < 0.05  # the bases hold 99 % of the inputs
+            assert drift < 0.05  # the bases capture 99 % of the inputs
         else:
             assert memory.check(OLD.double()).leak > 1e-3
 
 
-def test_norm_layers_stay_at_every_step() -> None:
-    model, _, optimizer, _ = learner(8)
+def test_norm_layers_are_restored_at_every_step() -> None:
+    model, _, optimizer, _ = make_setup(8)
     norm = model[1].weight.detach().clone()
     train(model, optimizer, 3)
     assert torch.equal(model[1].weight, norm)
 
 
-def test_flush_projects_now_and_only_once() -> None:
-    model, memory, optimizer, hook = learner(8, alpha=math.inf)
+def test_flush_projects_immediately_and_only_once() -> None:
+    model, memory, optimizer, hook = make_setup(8, alpha=math.inf)
     train(model, optimizer, 3)
     hook.flush()
-    flushed = weights(model)
+    flushed = copy_weights(model)
     assert memory.check(OLD.double()).leak < 1e-6
     hook.flush()
-    assert_same(weights(model), flushed)
+    assert_same(copy_weights(model), flushed)
 
 
 def test_an_evaluation_sees_projected_weights_and_changes_nothing() -> None:
-    model, memory, optimizer, hook = learner(8, alpha=math.inf)
-    twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
+    model, memory, optimizer, hook = make_setup(8, alpha=math.inf)
+    twin, _, twin_optimizer, _ = make_setup(8, alpha=math.inf)
     for step in range(20):
         train(model, optimizer, 1, step)
         train(twin, twin_optimizer, 1, step)
-        before = weights(model)
+        before = copy_weights(model)
         with hook.projected():
             assert memory.check(OLD.double()).leak < 1e-6
-        assert_same(weights(model), before)
-    assert_same(weights(model), weights(twin))
+        assert_same(copy_weights(model), before)
+    assert_same(copy_weights(model), copy_weights(twin))
 
 
-def test_weights_come_back_if_an_evaluation_fails() -> None:
-    model, _, optimizer, hook = learner(8)
+def test_weights_are_restored_if_an_evaluation_fails() -> None:
+    model, _, optimizer, hook = make_setup(8)
     train(model, optimizer, 3)
-    before = weights(model)
+    before = copy_weights(model)
     with pytest.raises(KeyError), hook.projected():
         raise KeyError
-    assert_same(weights(model), before)
+    assert_same(copy_weights(model), before)
 
 
-def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
-    model, memory, optimizer, hook = learner(8, alpha=math.inf)
-    twin, _, twin_optimizer, _ = learner(8, alpha=math.inf)
+def test_steps_updates_and_loading_are_refused_during_an_evaluation() -> None:
+    model, memory, optimizer, hook = make_setup(8, alpha=math.inf)
+    twin, _, twin_optimizer, _ = make_setup(8, alpha=math.inf)
     second = torch.optim.SGD(model[3].parameters(), lr=0.1)
     memory.attach(second)
-    saved, of_handle = memory.state_dict(), hook.state_dict()
+    saved, saved_hook = memory.state_dict(), hook.state_dict()
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
     tried: list[tuple[str, Callable[[], object]]] = [
@@ -137,8 +137,8 @@ def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
         ("an update", lambda: memory.update([OLD.double()])),
         ("detach", hook.detach),
         ("detach", lambda: memory.attach(optimizer)),
-        ("load_state_dict", lambda: hook.load_state_dict(of_handle)),
-        ("another memory", lambda: memory.load_state_dict(saved)),
+        ("load_state_dict", lambda: hook.load_state_dict(saved_hook)),
+        ("other bases", lambda: memory.load_state_dict(saved)),
     ]
     for what, act in tried:
         with hook.projected():
@@ -149,25 +149,25 @@ def test_nothing_is_built_on_weights_that_an_evaluation_puts_back() -> None:
     assert (hook.steps, hook.is_attached, memory.tasks) == (3, True, 1)
     train(model, optimizer, 5, 3)
     train(twin, twin_optimizer, 5, 3)
-    assert_same(weights(model), weights(twin))
+    assert_same(copy_weights(model), copy_weights(twin))
 
 
-def leak_of(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]:
-    """Tells how much the first layer has moved along its blocked bases as they are now, from where a learner begins."""
-    start, blocked = weights(learner(8)[0]), memory.subspaces["0"]
+def make_leak_function(model: nn.Module, memory: sgp.GradientMemory) -> Callable[[], float]:
+    """Return a function that measures the change of the first layer along its blocked bases since the start."""
+    start, blocked = copy_weights(make_setup(8)[0]), memory.subspaces["0"]
 
     def leak() -> float:
-        change = weights(model)["0.weight"] - start["0.weight"], weights(model)["0.bias"] - start["0.bias"]
+        change = copy_weights(model)["0.weight"] - start["0.weight"], copy_weights(model)["0.bias"] - start["0.bias"]
         return float(blocked.compute_blocked_coefficients(*(part.unsqueeze(0) for part in change)).norm())
 
     return leak
 
 
 @pytest.mark.parametrize("take", ["model", "a part of it", "optimizer", "hook", "update", "detach"])
-def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
-    model, memory, optimizer, hook = learner(8, alpha=math.inf)
+def test_a_pending_change_is_projected_before_saving_updating_and_detaching(take: str) -> None:
+    model, memory, optimizer, hook = make_setup(8, alpha=math.inf)
     train(model, optimizer, 3)
-    leak = leak_of(model, memory)
+    leak = make_leak_function(model, memory)
     assert leak() > 1e-3
     if take == "model":
         model.state_dict()
@@ -178,48 +178,48 @@ def test_whatever_is_kept_or_built_on_is_projected_first(take: str) -> None:
     elif take == "hook":
         hook.state_dict()
     elif take == "update":
-        memory.update([batch(0)[:1].double()])
+        memory.update([make_batch(0)[:1].double()])
     else:
         hook.detach()
     assert leak() < 1e-6
 
 
-def test_a_run_that_is_taken_up_again_projects_at_the_same_steps() -> None:
-    model, memory, optimizer, hook = learner(8)
+def test_a_resumed_run_projects_at_the_same_steps() -> None:
+    model, memory, optimizer, hook = make_setup(8)
     train(model, optimizer, 11)
     state = copy.deepcopy((model.state_dict(), optimizer.state_dict(), memory.state_dict(), hook.state_dict()))
     assert state[-1]["steps"] == 11
     train(model, optimizer, 7, 11)
-    again, other, second, resumed = learner(8)
+    again, other, second, resumed = make_setup(8)
     again.load_state_dict(state[0])
     second.load_state_dict(state[1])
     other.load_state_dict(state[2])
     resumed.load_state_dict(state[3])
     train(again, second, 7, 11)
-    assert_same(weights(again), weights(model))
+    assert_same(copy_weights(again), copy_weights(model))
 
 
-def test_a_copy_of_the_model_and_a_file_of_it_know_nothing_of_it(tmp_path: Path) -> None:
-    model, _, optimizer, hook = learner(8)
+def test_copies_and_files_of_the_model_have_no_trace_of_the_hook(tmp_path: Path) -> None:
+    model, _, optimizer, hook = make_setup(8)
     train(model, optimizer, 3)
     twin = copy.deepcopy(model)
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
-    before = weights(model)
+    before = copy_weights(model)
     twin.state_dict()
     loaded.state_dict()
-    assert_same(weights(model), before)
+    assert_same(copy_weights(model), before)
     hook.detach()
     assert not any(m._state_dict_pre_hooks or m._load_state_dict_pre_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("take", ["model", "update", "another optimizer"])
-def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str) -> None:
-    model, memory, optimizer, hook = learner(8, alpha=math.inf)
+def test_a_pending_change_of_a_deleted_optimizer_is_projected(take: str) -> None:
+    model, memory, optimizer, hook = make_setup(8, alpha=math.inf)
     train(model, optimizer, 3)
-    leak = leak_of(model, memory)
+    leak = make_leak_function(model, memory)
     left, gone = weakref.ref(hook), weakref.ref(optimizer)
     del optimizer, hook
     gc.collect()
@@ -228,7 +228,7 @@ def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str
     if take == "model":
         model.state_dict()
     elif take == "update":
-        memory.update([batch(0)[:1].double()])
+        memory.update([make_batch(0)[:1].double()])
     else:
         second = torch.optim.AdamW(model.parameters(), lr=0.05)
         memory.attach(second)
@@ -238,8 +238,8 @@ def test_what_an_optimizer_left_that_is_gone_is_projected_all_the_same(take: str
     assert left() is None
 
 
-def unit_steps(optimizers: list[torch.optim.Optimizer], steps: int) -> None:
-    """Gradients that do not depend on the weights, so that the sum of changes is the same however it is projected."""
+def make_unit_steps(optimizers: list[torch.optim.Optimizer], steps: int) -> None:
+    """Set gradients that do not depend on the weights, so that the sum of changes does not depend on the projection."""
     for step in range(steps):
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -250,10 +250,10 @@ def unit_steps(optimizers: list[torch.optim.Optimizer], steps: int) -> None:
 
 
 @pytest.mark.parametrize("split", ["weights and biases", "all twice"])
-def test_of_two_optimizers_with_the_same_layers_neither_projects_what_the_other_did(split: str) -> None:
+def test_two_optimizers_of_the_same_layers_project_their_own_changes_only(split: str) -> None:
     found = []
     for every in (1, 3):
-        model, memory, _, hook = learner(1)
+        model, memory, _, hook = make_setup(1)
         hook.detach()
         named = list(model.named_parameters())
         halves = [[p for n, p in named if n.endswith(leaf)] for leaf in ("weight", "bias")]
@@ -261,32 +261,32 @@ def test_of_two_optimizers_with_the_same_layers_neither_projects_what_the_other_
             halves = [[p for _, p in named]] * 2
         optimizers = [torch.optim.SGD(half, lr=0.01) for half in halves]
         hooks = [memory.attach(optimizer, mode="step", every=every) for optimizer in optimizers]
-        unit_steps(list(optimizers), 4)
+        make_unit_steps(list(optimizers), 4)
         for hook in hooks:
             hook.flush()
-        found.append(weights(model))
+        found.append(copy_weights(model))
     assert_same(found[0], found[1], 1e-12)
 
 
-def test_a_bias_that_no_optimizer_has_moves_with_its_weight_and_an_update_goes_on() -> None:
-    model, memory, _, hook = learner(1)
+def test_a_bias_without_an_optimizer_changes_with_its_weight_and_an_update_accepts_it() -> None:
+    model, memory, _, hook = make_setup(1)
     hook.detach()
     optimizer = torch.optim.AdamW([p for name, p in model.named_parameters() if "weight" in name], lr=0.05)
     hook = memory.attach(optimizer, every=8)
-    bias = weights(model)["0.bias"]
+    bias = copy_weights(model)["0.bias"]
     train(model, optimizer, 3)
     with hook.projected():
-        assert not torch.equal(weights(model)["0.bias"], bias)
-    assert torch.equal(weights(model)["0.bias"], bias)
+        assert not torch.equal(copy_weights(model)["0.bias"], bias)
+    assert torch.equal(copy_weights(model)["0.bias"], bias)
     train(model, optimizer, 2)
-    memory.update([batch(0)[:1].double()])
-    assert not torch.equal(weights(model)["0.bias"], bias)
+    memory.update([make_batch(0)[:1].double()])
+    assert not torch.equal(copy_weights(model)["0.bias"], bias)
     assert memory.tasks == 2
 
 
 @pytest.mark.parametrize("leaves", ["weight and bias", "the weight alone", "everything"])
-def test_a_layer_that_leaves_the_optimizer_in_between_is_projected_all_the_same(leaves: str) -> None:
-    model, memory, _, hook = learner(1, alpha=math.inf)
+def test_a_layer_that_is_removed_from_the_optimizer_is_projected(leaves: str) -> None:
+    model, memory, _, hook = make_setup(1, alpha=math.inf)
     hook.detach()
     first, last = list(model[0].parameters()), list(model[3].parameters())
     optimizer = torch.optim.AdamW([{"params": first}, {"params": last}], lr=0.05)
@@ -298,52 +298,52 @@ def test_a_layer_that_leaves_the_optimizer_in_between_is_projected_all_the_same(
         optimizer.param_groups[0]["params"].remove(first[0])
     else:
         optimizer.param_groups.clear()
-    train(model, optimizer, 1, 3)  # what was pending is projected before other layers are
+    train(model, optimizer, 1, 3)  # the pending change is projected before other layers
     left = first[0].detach().clone()
     train(model, optimizer, 1, 4)
     assert torch.equal(first[0], left)
     train(model, optimizer, 3, 5)
     assert memory.check(OLD.double()).leak < 1e-6
-    memory.update([batch(0)[:1].double()])
+    memory.update([make_batch(0)[:1].double()])
 
 
-def test_weights_that_are_loaded_are_no_change_that_steps_have_made() -> None:
-    model, memory, optimizer, hook = learner(8)
+def test_loading_weights_is_not_a_change_by_steps() -> None:
+    model, memory, optimizer, hook = make_setup(8)
     other = {name: value + 1 for name, value in model.state_dict().items()}
     train(model, optimizer, 3)
     model.load_state_dict(other)
     hook.flush()
     memory.check(OLD.double())
-    assert_same(weights(model), other)
+    assert_same(copy_weights(model), other)
 
 
-def test_another_memory_is_loaded_after_what_the_old_one_has_to_project() -> None:
-    model, memory, optimizer, hook = learner(8)
-    twin, _, twin_optimizer, twin_handle = learner(8)
+def test_a_pending_change_is_projected_before_another_memory_is_loaded() -> None:
+    model, memory, optimizer, hook = make_setup(8)
+    twin, _, twin_optimizer, twin_hook = make_setup(8)
     train(model, optimizer, 3)
     train(twin, twin_optimizer, 3)
-    memory.load_state_dict(sgp.GradientMemory(model, threshold=0.99, alpha=5.0).state_dict())  # of no task
-    twin_handle.flush()
-    assert_same(weights(model), weights(twin))
+    memory.load_state_dict(sgp.GradientMemory(model, threshold=0.99, alpha=5.0).state_dict())  # a memory without tasks
+    twin_hook.flush()
+    assert_same(copy_weights(model), copy_weights(twin))
     train(model, optimizer, 6, 3)
     hook.flush()
     assert hook.steps == 9
 
 
-def test_a_check_in_between_changes_nothing() -> None:
-    model, memory, optimizer, _ = learner(8)
-    twin, _, twin_optimizer, _ = learner(8)
+def test_a_check_between_projections_changes_nothing() -> None:
+    model, memory, optimizer, _ = make_setup(8)
+    twin, _, twin_optimizer, _ = make_setup(8)
     for step in range(8):
         train(model, optimizer, 1, step)
         train(twin, twin_optimizer, 1, step)
         memory.check(OLD.double())
-    assert_same(weights(model), weights(twin))
+    assert_same(copy_weights(model), copy_weights(twin))
 
 
-def test_16_bit_weights_have_their_masters_projected() -> None:
+def test_masters_of_16_bit_weights_are_projected() -> None:
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="master"):
-        model, _, optimizer, _ = learner(4, alpha=math.inf, lr=0.02, dtype=torch.bfloat16)
+        model, _, optimizer, _ = make_setup(4, alpha=math.inf, lr=0.02, dtype=torch.bfloat16)
     before = model(OLD.bfloat16()).detach().float()
     train(model, optimizer, 16)
     after = model(OLD.bfloat16()).detach().float()
@@ -359,7 +359,7 @@ def test_16_bit_weights_have_their_masters_projected() -> None:
         ({"every": 2, "mode": "input"}, "every=2 needs"),
     ],
 )
-def test_a_count_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_an_invalid_number_of_steps_is_refused(settings: dict[str, Any], message: str) -> None:
     model = nn.Linear(3, 2)
     memory = sgp.GradientMemory(model, threshold=0.9)
     with pytest.raises(ValueError, match=message):

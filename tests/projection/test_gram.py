@@ -1,4 +1,4 @@
-"""Streamed statistics."""
+"""Gram matrices collected batch by batch."""
 
 import pytest
 import torch
@@ -7,14 +7,14 @@ from sgp.projection.gram import InputGram
 
 
 def test_rows_are_kept_while_they_are_few_and_folded_then() -> None:
-    statistic = InputGram(1, 10)
-    statistic.add(torch.randn(1, 6, 10))
-    assert statistic.get_rows() is not None
+    gram = InputGram(1, 10)
+    gram.add(torch.randn(1, 6, 10))
+    assert gram.get_rows() is not None
     with pytest.raises(RuntimeError, match="rows"):
-        statistic.get_gram()
-    statistic.add(torch.randn(1, 6, 10))
-    assert statistic.get_rows() is None
-    assert statistic.count == 12
+        gram.get_gram()
+    gram.add(torch.randn(1, 6, 10))
+    assert gram.get_rows() is None
+    assert gram.count == 12
 
 
 @pytest.mark.parametrize("constant", [False, True])
@@ -23,33 +23,33 @@ def test_both_forms_give_the_same_energies(constant: bool) -> None:
     joint = torch.cat([rows, torch.ones(2, 40, 1, dtype=torch.float64)], dim=2) if constant else rows
     matrix = torch.randn(2, 3, joint.shape[2], dtype=torch.float64)
     for n in (5, 40):
-        statistic = InputGram(2, 8, constant=constant)
+        gram = InputGram(2, 8, constant=constant)
         for part in torch.split(rows[:, :n], 3, dim=1):
-            statistic.add(part)
+            gram.add(part)
         part = joint[:, :n]
-        torch.testing.assert_close(statistic.compute_energy(), part.square().sum((1, 2)))
-        torch.testing.assert_close(statistic.compute_energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
+        torch.testing.assert_close(gram.compute_energy(), part.square().sum((1, 2)))
+        torch.testing.assert_close(gram.compute_energy_through(matrix), (part @ matrix.mT).square().sum((1, 2)))
 
 
 def test_size_does_not_grow_with_the_rows() -> None:
-    statistic = InputGram(1, 32, constant=True)
+    gram = InputGram(1, 32, constant=True)
     sizes = set()
     for _ in range(200):
-        statistic.add(torch.randn(1, 50, 32))
-        sizes.add(statistic.nbytes)
+        gram.add(torch.randn(1, 50, 32))
+        sizes.add(gram.nbytes)
     assert sizes == {33 * 33 * 8}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_rows_that_are_not_finite_are_refused_and_leave_nothing(bad: float) -> None:
-    statistic = InputGram(1, 4)
+    gram = InputGram(1, 4)
     rows = torch.ones(1, 3, 4)
-    statistic.add(rows)
+    gram.add(rows)
     rows = rows.clone()
     rows[0, 1, 2] = bad
     with pytest.raises(FloatingPointError):
-        statistic.add(rows)
-    assert statistic.count == 3
+        gram.add(rows)
+    assert gram.count == 3
 
 
 def test_rows_of_another_shape_are_refused() -> None:
@@ -57,14 +57,14 @@ def test_rows_of_another_shape_are_refused() -> None:
         InputGram(2, 4).add(torch.ones(1, 3, 4))
 
 
-def test_a_clone_goes_its_own_way() -> None:
-    statistic = InputGram(1, 4)
-    statistic.add(torch.ones(1, 9, 4))
-    twin = statistic.clone()
+def test_a_clone_is_independent() -> None:
+    gram = InputGram(1, 4)
+    gram.add(torch.ones(1, 9, 4))
+    twin = gram.clone()
     twin.add(torch.ones(1, 1, 4))
-    assert (statistic.count, twin.count) == (9, 10)
+    assert (gram.count, twin.count) == (9, 10)
     assert float(twin.compute_energy()) == 40
-    assert float(statistic.compute_energy()) == 36
+    assert float(gram.compute_energy()) == 36
 
 
 def test_numbers_too_large_to_square_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Projected inputs give the projected gradient, and say so only when they do."""
+"""Projected inputs give the projected gradient, and the proof fails whenever they do not."""
 
 import copy
 import gc
@@ -12,7 +12,7 @@ import sgp
 from sgp.projection import OptimizerHook, input_mode
 
 
-def watched(
+def make_watched_layer(
     alpha: float = 4.0, *, bias: bool = True, outputs: int = 40
 ) -> tuple[nn.Linear, torch.optim.SGD, sgp.GradientMemory, OptimizerHook]:
     """Return a linear layer whose inputs are replaced from the next step on."""
@@ -22,11 +22,11 @@ def watched(
     memory.update([torch.randn(30, 6) @ torch.randn(6, 20) + 0.5])
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     hook = memory.attach(optimizer, mode="input")
-    step(layer, optimizer, torch.randn(4, 20))
+    take_step(layer, optimizer, torch.randn(4, 20))
     return layer, optimizer, memory, hook
 
 
-def step(layer: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+def take_step(layer: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
     optimizer.zero_grad()
     layer(x).sin().sum().backward()
     optimizer.step()
@@ -35,7 +35,7 @@ def step(layer: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(4, 20), (2, 3, 20), (1, 20), (2, 1, 2, 20)])
 def test_the_gradient_of_replaced_inputs_is_the_projected_gradient(shape: tuple[int, ...], bias: bool) -> None:
-    layer, optimizer, memory, _ = watched(bias=bias)
+    layer, optimizer, memory, _ = make_watched_layer(bias=bias)
     bare = copy.deepcopy(layer)
     x = torch.randn(shape, requires_grad=True)
     bare(x).sin().sum().backward()
@@ -50,24 +50,24 @@ def test_the_gradient_of_replaced_inputs_is_the_projected_gradient(shape: tuple[
     expected = 0.1 * (joint - joint @ (M * lam) @ M.T)
     moved = torch.cat([(k - p.detach()).reshape(40, -1) for k, p in zip(kept, layer.parameters(), strict=True)], dim=1)
     torch.testing.assert_close(moved, expected, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(x.grad, raw_input)  # what flows on to earlier layers is untouched
+    torch.testing.assert_close(x.grad, raw_input)  # the gradient of earlier layers does not change
 
 
-def test_a_layer_that_has_moved_to_another_device_is_left_alone() -> None:
-    layer, optimizer, _, _ = watched()
-    layer.to("meta")  # stands for an accelerator
+def test_inputs_on_another_device_are_not_replaced() -> None:
+    layer, optimizer, _, _ = make_watched_layer()
+    layer.to("meta")  # in place of an accelerator
     layer(torch.randn(4, 20, device="meta")).sum().backward()
     assert layer.weight.grad is not None
-    assert optimizer.param_groups  # while it lives, inputs are watched
+    assert optimizer.param_groups  # inputs are watched while the optimizer exists
 
 
-def test_the_output_and_random_state_are_untouched() -> None:
-    layer, optimizer, _, _ = watched()
+def test_the_output_and_the_random_state_do_not_change() -> None:
+    layer, optimizer, _, _ = make_watched_layer()
     x = torch.randn(4, 20)
     state = torch.random.get_rng_state()
     torch.testing.assert_close(layer(x), copy.deepcopy(layer)(x))
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert optimizer.param_groups  # while it lives, inputs are watched
+    assert optimizer.param_groups  # inputs are watched while the optimizer exists
 
 
 def test_a_batch_with_more_rows_than_outputs_has_its_gradient_projected() -> None:
@@ -77,13 +77,13 @@ def test_a_batch_with_more_rows_than_outputs_has_its_gradient_projected() -> Non
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     hook = memory.attach(optimizer, mode="input")
     for _ in range(3):
-        step(layer, optimizer, torch.randn(50, 20))
+        take_step(layer, optimizer, torch.randn(50, 20))
     assert hook.modes == {"(model)": "gradient"}
     assert "rows" in hook.reasons["(model)"]
 
 
 def test_no_hook_is_left_when_nothing_is_watched() -> None:
-    layer, optimizer, _, hook = watched()
+    layer, optimizer, _, hook = make_watched_layer()
     assert input_mode._watched[layer].state == "replace"
     assert input_mode._hooks
     hook.detach()
@@ -94,8 +94,8 @@ def test_no_hook_is_left_when_nothing_is_watched() -> None:
     assert optimizer is not None
 
 
-def test_a_gradient_that_somebody_edits_is_projected_in_full() -> None:
-    layer, optimizer, memory, _ = watched(math.inf)
+def test_an_edited_gradient_is_projected_in_full() -> None:
+    layer, optimizer, memory, _ = make_watched_layer(math.inf)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     x = torch.randn(4, 20)
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_gradient_that_somebody_edits_is_projected_in_full() -> None:
 
 
 def test_second_order_gradients_do_not_leak() -> None:
-    layer, optimizer, memory, _ = watched(math.inf)
+    layer, optimizer, memory, _ = make_watched_layer(math.inf)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     for _ in range(5):
         x = torch.randn(4, 20, requires_grad=True)
@@ -119,13 +119,13 @@ def test_second_order_gradients_do_not_leak() -> None:
     assert memory.check(torch.randn(4, 20), reference=before).leak < 1e-5
 
 
-def test_an_optimizer_that_is_collected_in_mid_forward_leaves_nothing_open() -> None:
-    layer, optimizer, _, hook = watched()
-    held = [optimizer]
+def test_an_optimizer_that_is_collected_during_a_forward_leaves_nothing_open() -> None:
+    layer, optimizer, _, hook = make_watched_layer()
+    references = [optimizer]
     del optimizer
 
     def collect(module: nn.Module, args: object) -> None:
-        held.clear()
+        references.clear()
         gc.collect()
 
     handle = layer.register_forward_pre_hook(collect)  # runs after the global hook has entered

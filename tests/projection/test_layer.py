@@ -6,7 +6,7 @@ from torch import nn
 import sgp
 
 
-def test_a_fingerprint_tells_any_change_of_bits() -> None:
+def test_a_fingerprint_differs_after_any_change_of_bits() -> None:
     layer = nn.Linear(4, 3)
     (weight,) = (each.weight for each in sgp.GradientMemory(layer, threshold=0.9).layers.values())
     seen = [weight.compute_fingerprint()]

@@ -1,4 +1,4 @@
-"""What a layer type shows of a layer is what the layer computes with."""
+"""Rows and blocks of a layer type reproduce the computation of the layer."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,9 @@ import sgp
 from sgp.projection import layer_types
 from sgp.projection.layer_types import Block, LayerType, get_layer_type, register_layer
 
+# PyTorch warns once per process, if an example happens to have such a kernel.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 many = settings(max_examples=150, deadline=None, derandomize=True)
 few = settings(max_examples=40, deadline=None, derandomize=True)
@@ -22,7 +25,7 @@ few = settings(max_examples=40, deadline=None, derandomize=True)
 
 @st.composite
 def convolutions(draw: st.DrawFn, *, with_free_space: bool = False) -> tuple[nn.Module, Tensor]:
-    """A convolution and an input that fits it; ``with_free_space``: fewer patches than their dimension."""
+    """Return a drawn convolution and an input; ``with_free_space`` gives fewer patches than their dimension."""
     spatial = draw(st.integers(1, 3))
     per_axis = range(spatial)
     kernel = tuple(draw(st.integers(1, 3)) for _ in per_axis)
@@ -59,8 +62,8 @@ def convolutions(draw: st.DrawFn, *, with_free_space: bool = False) -> tuple[nn.
     return conv, x[0] if n == 1 and draw(st.booleans()) else x
 
 
-def output_by_blocks(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-    """rows @ matrix^T + vector of each block, by its input's name: [groups, n, out]."""
+def compute_output_by_blocks(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    """Return rows @ matrix^T + vector of each block by the name of its input, [groups, n, out]."""
     layer_type = get_layer_type(module)
     assert layer_type is not None
     inputs = layer_type.find_inputs(module, *args, **kwargs)
@@ -76,8 +79,8 @@ def output_by_blocks(module: nn.Module, *args: Any, **kwargs: Any) -> dict[str, 
     return products
 
 
-def as_grouped_rows(output: Tensor, groups: int, *, spatial: int) -> Tensor:
-    """A convolution's output [(n,) channels, *positions] as [groups, n * positions, channels / groups]."""
+def reshape_to_grouped_rows(output: Tensor, groups: int, *, spatial: int) -> Tensor:
+    """Return a convolution's output [(n,) channels, *positions] as [groups, n * positions, channels / groups]."""
     output = output if output.dim() == spatial + 2 else output.unsqueeze(0)
     rows = output.movedim(1, -1)
     return rows.reshape(-1, groups, rows.shape[-1] // groups).transpose(0, 1)
@@ -88,16 +91,18 @@ def as_grouped_rows(output: Tensor, groups: int, *, spatial: int) -> Tensor:
 def test_patches_times_the_kernels_of_a_convolution_are_its_output(case: tuple[nn.Conv2d, Tensor]) -> None:
     conv, x = case
     conv, x = conv.double(), x.double()
-    expected = as_grouped_rows(conv(x), conv.groups, spatial=len(conv.kernel_size))
-    torch.testing.assert_close(output_by_blocks(conv, x)["input"], expected)
+    expected = reshape_to_grouped_rows(conv(x), conv.groups, spatial=len(conv.kernel_size))
+    torch.testing.assert_close(compute_output_by_blocks(conv, x)["input"], expected)
 
 
-def test_patches_follow_a_padding_that_was_set_after_the_convolution_was_made() -> None:
-    # Segmentation libraries turn strides into dilations of a finished network in this way.
+def test_patches_follow_a_padding_that_was_set_after_construction() -> None:
+    # Segmentation libraries replace strides by dilations in an existing network in this way.
     conv = nn.Conv2d(2, 3, 3, stride=2, padding=1).double()
     conv.stride, conv.dilation, conv.padding = (1, 1), (2, 2), (2, 2)
     x = torch.randn(2, 2, 6, 6, dtype=torch.float64)
-    torch.testing.assert_close(output_by_blocks(conv, x)["input"], as_grouped_rows(conv(x), 1, spatial=2))
+    torch.testing.assert_close(
+        compute_output_by_blocks(conv, x)["input"], reshape_to_grouped_rows(conv(x), 1, spatial=2)
+    )
 
 
 @few
@@ -107,13 +112,13 @@ def test_rows_times_the_weight_of_a_linear_layer_are_its_output(
 ) -> None:
     linear = nn.Linear(inputs, outputs, bias=bias).double()
     x = torch.randn(*leading, inputs, dtype=torch.float64)
-    found = output_by_blocks(linear, input=x) if by_keyword else output_by_blocks(linear, x)
+    found = compute_output_by_blocks(linear, input=x) if by_keyword else compute_output_by_blocks(linear, x)
     torch.testing.assert_close(found["input"][0], linear(x).reshape(-1, outputs))
 
 
 @st.composite
 def attentions(draw: st.DrawFn) -> tuple[nn.MultiheadAttention, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """An attention layer, its three inputs and its masks."""
+    """Return a drawn attention layer, its three inputs and its masks."""
     heads, width = draw(st.sampled_from([(1, 4), (2, 4), (2, 6)]))
     batch_first, batched = draw(st.booleans()), draw(st.booleans())
     kind = draw(st.sampled_from(["self", "cross", "separate"]))
@@ -138,7 +143,7 @@ def attentions(draw: st.DrawFn) -> tuple[nn.MultiheadAttention, tuple[Tensor, Te
     else:
         tensors = (sequence(length, width), sequence(memory, kdim), sequence(memory, vdim))
     masks: dict[str, Any] = {}
-    # The first key stays visible: a query that sees none has no output.
+    # The first key stays visible: a query without visible keys has no output.
     if draw(st.booleans()):
         masks["attn_mask"] = torch.rand(length, memory) < 0.5
         masks["attn_mask"][:, 0] = False
@@ -151,12 +156,12 @@ def attentions(draw: st.DrawFn) -> tuple[nn.MultiheadAttention, tuple[Tensor, Te
 
 @many
 @given(attentions())
-def test_rows_of_query_key_value_and_attended_times_their_blocks_are_what_attention_computes(
+def test_rows_of_query_key_value_and_attended_times_their_blocks_are_the_output_of_attention(
     case: tuple[nn.MultiheadAttention, tuple[Tensor, Tensor, Tensor], dict[str, Any]],
 ) -> None:
     attention, tensors, masks = case
     output = attention(*tensors, **masks)[0]
-    products = output_by_blocks(attention, *tensors, **masks)
+    products = compute_output_by_blocks(attention, *tensors, **masks)
     batched = output.dim() == 3
     n = 1 if not batched else output.shape[0 if attention.batch_first else 1]
 
@@ -183,11 +188,11 @@ def test_attended_rows_are_right_with_the_rarer_options_of_attention(extra: dict
     attention = nn.MultiheadAttention(4, 2, batch_first=True, **extra).double().eval()
     x = torch.randn(2, 3, 4, dtype=torch.float64)
     output = attention(x, x, x, need_weights=False)[0]
-    products = output_by_blocks(attention, query=x, key=x, value=x, need_weights=False)
+    products = compute_output_by_blocks(attention, query=x, key=x, value=x, need_weights=False)
     torch.testing.assert_close(products["attended"][0], output.reshape(-1, 4))
 
 
-def test_inputs_that_are_one_tensor_stay_one_tensor() -> None:
+def test_inputs_that_are_the_same_tensor_stay_the_same_tensor() -> None:
     for attention in (nn.MultiheadAttention(4, 2, batch_first=True), nn.MultiheadAttention(4, 2)):
         for x, memory in ((torch.randn(2, 3, 4), torch.randn(2, 3, 4)), (torch.randn(3, 4), torch.randn(5, 4))):
             inputs = get_layer_type(attention).find_inputs(attention, x, x, x)
@@ -199,7 +204,7 @@ def test_inputs_that_are_one_tensor_stay_one_tensor() -> None:
 
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
-    """A block and the parameter that it is a slice of."""
+    """Return a drawn block and the parameter that it is a slice of."""
     spatial = draw(st.lists(st.integers(1, 3), max_size=3))
     width = draw(st.integers(1, 4))
     torch.manual_seed(0)
@@ -216,7 +221,7 @@ def blocks(draw: st.DrawFn) -> tuple[Block, Tensor]:
 
 @many
 @given(blocks())
-def test_a_block_that_is_written_is_read_again_and_nothing_else_is_touched(case: tuple[Block, Tensor]) -> None:
+def test_a_written_block_can_be_read_and_nothing_else_changes(case: tuple[Block, Tensor]) -> None:
     block, weight = case
     original = weight.clone()
     matrix = block.view_matrix(weight)
@@ -233,7 +238,7 @@ def test_a_block_that_is_written_is_read_again_and_nothing_else_is_touched(case:
     assert torch.equal(weight, original)
 
 
-def test_a_matrix_has_its_input_on_the_last_side() -> None:
+def test_a_matrix_has_its_input_on_the_last_dimension() -> None:
     weight = torch.arange(24.0).reshape(2, 3, 4)
     by_rows = Block("w").view_matrix(weight)
     by_columns = Block("w", input_dim=0).view_matrix(weight)
@@ -243,7 +248,7 @@ def test_a_matrix_has_its_input_on_the_last_side() -> None:
     assert Block("w", groups=2).view_matrix(weight).shape == (2, 1, 12)
 
 
-def test_the_bias_is_cut_as_the_weight_is_unless_it_is_packed_otherwise() -> None:
+def test_the_bias_has_the_rows_of_the_weight_unless_it_is_packed_in_another_way() -> None:
     bias = torch.arange(6.0)
     assert Block("w", "b", rows=(2, 4)).view_bias(bias).tolist() == [[2, 3]]
     assert Block("w", "b", bias_rows=(4, 6)).view_bias(bias).tolist() == [[4, 5]]
@@ -254,7 +259,7 @@ def test_the_bias_is_cut_as_the_weight_is_unless_it_is_packed_otherwise() -> Non
 
 
 class TransposedLinear(nn.Module):
-    """A layer of the user's own, with the input on dimension 0 as in GPT-2's Conv1D."""
+    """A layer of a user, with the input on dimension 0 as in GPT-2's Conv1D."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -279,8 +284,8 @@ class Gated(nn.Module):
 
 
 @pytest.fixture
-def own_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types registered in a test are forgotten after it."""
+def restore_layer_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the layer types that a test has registered."""
     monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     @register_layer(TransposedLinear)
@@ -299,8 +304,8 @@ def own_types(monkeypatch: pytest.MonkeyPatch) -> None:
             return [Block("packed", rows=(0, n)), Block("packed", rows=(n, 2 * n))]
 
 
-@pytest.mark.usefixtures("own_types")
-def test_the_decorator_gives_back_the_class_and_serves_the_users_type() -> None:
+@pytest.mark.usefixtures("restore_layer_types")
+def test_the_decorator_returns_the_class_and_registers_the_users_type() -> None:
     assert sgp.register_layer is register_layer
     assert isinstance(get_layer_type(Gated(2, 3)), LayerType)
 
@@ -313,7 +318,7 @@ def test_the_decorator_gives_back_the_class_and_serves_the_users_type() -> None:
     assert type(get_layer_type(nn.Embedding(1, 1))) is Anything
 
 
-def test_types_are_looked_up_along_the_ancestors_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_types_are_looked_up_along_the_ancestors_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Child(nn.Linear):
@@ -340,7 +345,7 @@ may_be_nearly_full = pytest.mark.filterwarnings("ignore:.*can hardly learn")
 def assert_a_step_leaves_the_outputs_of_remembered_inputs(
     layer: nn.Module, *args: Tensor, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **kwargs: Any
 ) -> None:
-    """Remember the inputs with importance 1, train on others: every weight moves, the outputs do not."""
+    """Assert that training on other inputs changes every weight but not the outputs for remembered inputs."""
 
     def run(inputs: Sequence[Tensor]) -> Tensor:
         output = layer(*inputs, **kwargs)
@@ -437,7 +442,7 @@ def test_a_step_leaves_the_outputs_of_attention_for_remembered_inputs_unchanged(
     assert_a_step_leaves_the_outputs_of_remembered_inputs(attention, *tensors, optimizer=optimizer, need_weights=False)
 
 
-@pytest.mark.usefixtures("own_types")
+@pytest.mark.usefixtures("restore_layer_types")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("layer", [TransposedLinear, Gated])
 def test_a_step_leaves_the_outputs_of_a_users_layer_for_remembered_inputs_unchanged(
@@ -452,7 +457,7 @@ def test_a_block_with_the_input_on_dimension_0_is_the_whole_parameter() -> None:
         Block("weight", rows=(0, 4), input_dim=0)
 
 
-def test_a_block_is_put_in_its_place_with_nothing_around_it() -> None:
+def test_an_embedded_block_is_surrounded_by_zeros() -> None:
     attention = nn.MultiheadAttention(4, 2)
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
     for number, block in enumerate(layer_types.MultiheadAttentionType().find_blocks(attention)[:3]):

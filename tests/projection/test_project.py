@@ -1,4 +1,4 @@
-"""The change of a weight that somebody edits by hand, projected as a step would."""
+"""Projection of a change of a weight that users edit themselves."""
 
 import math
 
@@ -10,7 +10,7 @@ import sgp
 
 
 class Tied(nn.Module):
-    """An output layer that has the weight of the embedding, and two linear layers of one weight."""
+    """An output layer with the weight of the embedding, and two linear layers with one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,8 +24,8 @@ class Tied(nn.Module):
         return result
 
 
-def as_a_step_does(memory: sgp.GradientMemory, weight: nn.Parameter, change: Tensor) -> Tensor:
-    """A change that an optimizer has applied, after the projection."""
+def project_by_a_step(memory: sgp.GradientMemory, weight: nn.Parameter, change: Tensor) -> Tensor:
+    """Return a change that an optimizer has applied, after the projection."""
     optimizer = torch.optim.SGD([weight], lr=1.0)
     hook = memory.attach(optimizer, mode="step")
     before = weight.detach().clone()
@@ -36,14 +36,14 @@ def as_a_step_does(memory: sgp.GradientMemory, weight: nn.Parameter, change: Ten
 
 
 @pytest.mark.parametrize("names", [["words", "out"], ["first", "second"]])
-def test_the_change_of_a_tied_weight_is_projected_for_all_inputs_that_meet_it(names: list[str]) -> None:
+def test_the_change_of_a_tied_weight_is_projected_for_all_of_its_inputs(names: list[str]) -> None:
     torch.manual_seed(0)
     model = Tied()
     memory = sgp.GradientMemory(model, threshold=0.95, alpha=2.0)
     memory.update([torch.tensor([[0, 1, 2], [2, 3, 3]])])
     weight = model.get_parameter(f"{names[0]}.weight")
     change = torch.randn_like(weight)
-    wanted = as_a_step_does(memory, weight, change)
+    wanted = project_by_a_step(memory, weight, change)
     for name in names:
         found = memory.project(change, name)
         assert isinstance(found, Tensor)
@@ -68,10 +68,10 @@ def test_the_change_of_a_packed_weight_is_projected_for_query_key_and_value(name
     assert not torch.cat([out[0], out[1].unsqueeze(0)]).any()
 
 
-def test_a_module_of_several_weights_is_told_which_names_there_are() -> None:
+def test_the_error_for_a_module_with_several_weights_lists_their_names() -> None:
     attention = nn.MultiheadAttention(8, 2, kdim=6)
     memory = sgp.GradientMemory(attention, threshold=0.95)
-    with pytest.raises(ValueError, match=r"several weights: give the change of one of \(model\):query"):
+    with pytest.raises(ValueError, match=r"several weights: pass the name of one of \(model\):query"):
         memory.project(torch.zeros(8, 8), "(model)", bias=torch.zeros(24))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from projection.team import processes
+from projection.process_pair import run_processes
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -60,7 +60,7 @@ Rows = dict[str, Tensor]
 
 
 def take_step(module: nn.Module, suffix: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of one layer in one direction; the cell state is an LSTM's."""
+    """Return the states after one step of one layer in one direction; only an LSTM has a cell state."""
     input_part = getattr(module, f"weight_ih{suffix}") @ x
     hidden_part = getattr(module, f"weight_hh{suffix}") @ h
     if module.bias:
@@ -72,7 +72,7 @@ def take_step(module: nn.Module, suffix: str, x: Tensor, h: Tensor, c: Tensor) -
 def combine_gates(
     module: nn.Module, input_part: Tensor, hidden_part: Tensor, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The new state, from what the two weights make of their inputs."""
+    """Return the new state from the products of the two weights with their inputs."""
     if isinstance(module, nn.LSTM | nn.LSTMCell):
         i, f, g, o = (input_part + hidden_part).chunk(4)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -88,7 +88,7 @@ def combine_gates(
 def run_by_steps(
     module: nn.RNNBase, samples: Sequence[Tensor], h: Tensor, c: Tensor
 ) -> tuple[list[Tensor], dict[str, list[Tensor]]]:
-    """Outputs of a module and what each block multiplies, by sample in the order of positions."""
+    """Return the outputs of a module and the inputs of each block, by sample in the order of positions."""
     directions = ["", "_reverse"] if module.bidirectional else [""]
     outputs = list(samples)
     rows: dict[str, list[Tensor]] = {}
@@ -114,7 +114,7 @@ def run_by_steps(
 
 
 class Case:
-    """A recurrent module, its samples, and the arguments that show these to it in some form."""
+    """A recurrent module, its samples, and the arguments that pass these in some form."""
 
     def __init__(self, module: nn.RNNBase, lengths: Sequence[int], form: str, *, has_state: bool) -> None:
         self.module, self.form = module, form
@@ -135,7 +135,7 @@ class Case:
         return torch.stack(list(samples), dim=0 if self.form == "batch first" else 1)
 
     def separate(self, output: Tensor | PackedSequence) -> list[Tensor]:
-        """The output of each sample."""
+        """Return the output of each sample."""
         if isinstance(output, PackedSequence):
             return nn.utils.rnn.unpack_sequence(output)
         if self.form == "unbatched":
@@ -164,7 +164,7 @@ def recurrent_cases(draw: st.DrawFn) -> Case:
 
 
 def find_rows(module: nn.Module, *args: Any, **kwargs: Any) -> Rows:
-    """What each block multiplies, of all samples in a row."""
+    """Return the inputs of each block for all samples."""
     layer_type = get_layer_type(module)
     assert layer_type is not None
     inputs, mask = layer_type.find_inputs(module, *args, **kwargs), layer_type.find_mask(module, *args, **kwargs)
@@ -177,7 +177,7 @@ many = settings(max_examples=200, deadline=None, derandomize=True)
 
 @many
 @given(recurrent_cases())
-def test_rows_are_what_a_loop_over_layers_directions_samples_and_steps_multiplies(case: Case) -> None:
+def test_rows_are_the_inputs_of_a_loop_over_layers_directions_samples_and_steps(case: Case) -> None:
     with torch.no_grad():
         outputs, expected = run_by_steps(case.module, case.samples, case.h, case.c)
         found = find_rows(case.module, *case.arguments)
@@ -247,7 +247,7 @@ def test_rows_times_the_weights_of_a_cell_are_its_gates(
         torch.testing.assert_close(after, expected)
 
 
-def test_arguments_may_be_given_by_name_and_no_random_number_is_drawn() -> None:
+def test_arguments_may_be_passed_by_name_and_no_random_number_is_drawn() -> None:
     case = Case(nn.LSTM(3, 4, 2), [3, 3], "positions first", has_state=True)
     x, state = case.arguments
     generator = torch.get_rng_state()
@@ -257,18 +257,18 @@ def test_arguments_may_be_given_by_name_and_no_random_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-# What an update collects.
+# Inputs that an update collects.
 
 
-def collect(model: nn.Module, batches: Sequence[Any], **options: Any) -> dict[str, InputGram]:
+def collect_grams(model: nn.Module, batches: Sequence[Any], **options: Any) -> dict[str, InputGram]:
     layers = list(scan_model(model, ScanRules(bias="freeze")).layers.values())
     names = [layer.name for layer in layers]
     samples = dict.fromkeys(names, options.pop("samples", None))
-    return collect_inputs(model, batches, layers, samples=samples, precise=dict.fromkeys(names, True), **options)
+    return collect_inputs(model, batches, layers, samples=samples, **options)
 
 
 def assert_are_rows_of(found: dict[str, InputGram], expected: dict[str, Tensor]) -> None:
-    """Compare Gram matrices, and the number of rows that are in them."""
+    """Assert that Gram matrices and their numbers of rows are equal."""
     assert {name.split(":")[1] for name in found} == expected.keys()
     for name, gram in found.items():
         rows, wanted = gram.get_rows(), expected[name.split(":")[1]].double()
@@ -295,15 +295,15 @@ def test_an_update_collects_the_inputs_of_every_layer_and_direction(
     module = kind(3, 4, 2, bidirectional=True, batch_first=form == "batch first").double()
     lengths = {"packed, sorted": [5, 3, 2], "packed, unsorted": [2, 5, 3]}.get(form, [4, 4, 4])
     case = Case(module, lengths, form, has_state=True)
-    # What tells how many samples the batch has is its first tensor.
+    # The first tensor of a batch determines its number of samples.
     batch = (torch.zeros(3), case.arguments)
-    found = collect(module, [batch], forward=lambda batch: module(*batch[1]), samples=samples)
+    found = collect_grams(module, [batch], forward=lambda batch: module(*batch[1]), samples=samples)
     assert_are_rows_of(found, get_expected(case, samples=samples))
 
 
 def test_both_directions_of_a_layer_share_one_gram_matrix_of_their_input() -> None:
     case = Case(nn.LSTM(3, 4, 2, bidirectional=True), [2, 4], "packed, unsorted", has_state=False)
-    found = collect(case.module, [case.arguments[0]])
+    found = collect_grams(case.module, [case.arguments[0]])
     for layer in range(2):
         assert found[f"(model):input_l{layer}"] is found[f"(model):input_l{layer}_reverse"]
         assert found[f"(model):hidden_l{layer}"] is not found[f"(model):hidden_l{layer}_reverse"]
@@ -320,7 +320,7 @@ def test_a_linear_layer_that_reads_what_a_recurrent_layer_reads_shares_its_subsp
             output: Tensor = self.recurrent(x)[0] + self.linear(x)
             return output
 
-    found = collect(Beside(), [torch.randn(2, 3, 3)])
+    found = collect_grams(Beside(), [torch.randn(2, 3, 3)])
     assert found["recurrent:input_l0"] is found["linear"]
     assert found["recurrent:hidden_l0"] is not found["linear"]
 
@@ -329,9 +329,9 @@ def test_a_linear_layer_that_reads_what_a_recurrent_layer_reads_shares_its_subsp
 def test_a_batch_may_be_a_packed_sequence_whose_samples_are_counted(wrap: Callable[[Any], Any]) -> None:
     case = Case(nn.LSTM(3, 4).double(), [2, 5, 3], "packed, unsorted", has_state=False)
     batch = wrap(case.arguments[0])
-    assert_are_rows_of(collect(case.module, [batch]), get_expected(case))
-    # The first samples are those that the user gave first, not the longest.
-    assert_are_rows_of(collect(case.module, [batch], samples=2), get_expected(case, samples=2))
+    assert_are_rows_of(collect_grams(case.module, [batch]), get_expected(case))
+    # The first samples are the ones that the user passed first, not the longest.
+    assert_are_rows_of(collect_grams(case.module, [batch], samples=2), get_expected(case, samples=2))
 
 
 def test_a_packed_sequence_in_place_of_batches_is_refused() -> None:
@@ -346,7 +346,7 @@ def test_a_mask_leaves_out_steps_of_x_and_of_the_state_before_them(form: str) ->
     case = Case(module, [5] if form == "unbatched" else [5, 5, 5], form, has_state=True)
     keep = torch.arange(5) < torch.tensor([2, 5, 4]).unsqueeze(1)
     keep = keep[: len(case.samples)]
-    found = collect(module, [keep], forward=lambda batch: module(*case.arguments), mask=lambda batch: batch)
+    found = collect_grams(module, [keep], forward=lambda batch: module(*case.arguments), mask=lambda batch: batch)
     assert_are_rows_of(found, get_expected(case, keep=list(keep)))
 
 
@@ -363,31 +363,31 @@ def test_the_attention_mask_of_a_batch_counts_for_recurrent_layers() -> None:
     model = Tagger().double()
     case = Case(model.recurrent, [4, 4], "batch first", has_state=False)
     keep = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
-    found = collect(model, [{"x": case.arguments[0], "attention_mask": keep}])
+    found = collect_grams(model, [{"x": case.arguments[0], "attention_mask": keep}])
     assert_are_rows_of(found, get_expected(case, keep=list(keep.bool())))
 
 
-def test_a_mask_and_a_packed_sequence_leave_out_what_either_does() -> None:
+def test_a_mask_and_a_packed_sequence_are_combined() -> None:
     case = Case(nn.LSTM(3, 4).double(), [2, 5, 3], "packed, unsorted", has_state=False)
     keep = torch.ones(3, 5, dtype=torch.bool)
     keep[0, 1] = keep[1, 3] = False
-    found = collect(case.module, [case.arguments[0]], mask=lambda batch: keep)
+    found = collect_grams(case.module, [case.arguments[0]], mask=lambda batch: keep)
     assert_are_rows_of(found, get_expected(case, keep=[k[: len(x)] for k, x in zip(keep, case.samples, strict=True)]))
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5, 3)])
-def test_a_mask_of_another_shape_is_not_that_of_a_packed_sequence(shape: tuple[int, int]) -> None:
+def test_a_mask_of_another_shape_does_not_apply_to_a_packed_sequence(shape: tuple[int, int]) -> None:
     case = Case(nn.LSTM(3, 4).double(), [2, 5, 3], "packed, unsorted", has_state=False)
     batch = (torch.zeros(shape[0]), case.arguments[0])
     keep = torch.zeros(shape, dtype=torch.bool)
-    found = collect(case.module, [batch], forward=lambda batch: case.module(batch[1]), mask=lambda batch: keep)
+    found = collect_grams(case.module, [batch], forward=lambda batch: case.module(batch[1]), mask=lambda batch: keep)
     assert_are_rows_of(found, get_expected(case))
 
 
 def test_a_cell_collects_every_step_of_its_loop() -> None:
     model = Loop(nn.LSTMCell).double()
     x = torch.randn(2, 3, 10, dtype=torch.float64)
-    found = collect(model, [x])
+    found = collect_grams(model, [x])
     rows: dict[str, list[Tensor]] = {"input": [], "hidden": []}
     with torch.no_grad():
         for sample in x:
@@ -407,7 +407,7 @@ def test_inputs_under_autocast_are_those_in_full_precision_to_its_rounding(form:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return case.module(*case.arguments)
 
-    found, expected = collect(case.module, [torch.zeros(2)], forward=forward), get_expected(case)
+    found, expected = collect_grams(case.module, [torch.zeros(2)], forward=forward), get_expected(case)
     for name, gram in found.items():
         rows = gram.get_rows()
         wanted = expected[name.split(":")[1]].double()
@@ -415,11 +415,11 @@ def test_inputs_under_autocast_are_those_in_full_precision_to_its_rounding(form:
         torch.testing.assert_close(matrix[0], wanted.mT @ wanted, atol=0.05, rtol=0.05)
 
 
-# Any layer type may say itself which positions a call has.
+# Any layer type can return the mask of a call.
 
 
 class Padded(nn.Module):
-    """A linear layer that is told how long each sample is."""
+    """A linear layer that receives the length of each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -443,9 +443,9 @@ def padded_type(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("padded_type")
-def test_a_layer_type_may_tell_which_positions_a_call_has_and_shares_with_no_other_call() -> None:
+def test_a_layer_type_may_return_a_mask_of_each_call() -> None:
     model = nn.ModuleList([Padded(), Padded(), nn.Linear(3, 4)])
-    x = torch.randn(3, 3, 3)  # as many samples as positions: the call tells which are which
+    x = torch.randn(3, 3, 3)  # as many samples as positions: the mask of the call distinguishes them
     first, second = torch.tensor([1, 3, 2]), torch.tensor([3, 3, 3])
 
     def forward(batch: Tensor) -> None:
@@ -454,7 +454,7 @@ def test_a_layer_type_may_tell_which_positions_a_call_has_and_shares_with_no_oth
         model[2](batch)
 
     def gram_of(name: str, samples: int | None = None) -> tuple[int, Tensor]:
-        gram = collect(model, [x], forward=forward, samples=samples)[name]
+        gram = collect_grams(model, [x], forward=forward, samples=samples)[name]
         rows = gram.get_rows()
         return gram.count, (gram.get_gram() if rows is None else rows.mT @ rows)[0]
 
@@ -470,7 +470,7 @@ def test_a_layer_type_may_tell_which_positions_a_call_has_and_shares_with_no_oth
         torch.testing.assert_close(gram, rows.double().mT @ rows.double())
 
 
-# What protection promises.
+# Protection.
 
 
 class Loop(nn.Module):
@@ -490,7 +490,7 @@ class Loop(nn.Module):
 
 
 def get_outputs(value: Any) -> Tensor:
-    """All that a recurrent module returns as one vector, the last states included."""
+    """Return the outputs of a recurrent module as one vector, including the last states."""
     if isinstance(value, Tensor):
         return value.flatten()
     parts = [value.data] if isinstance(value, PackedSequence) else value
@@ -506,7 +506,7 @@ def assert_training_on_others_leaves_outputs(
     blocked: Sequence[str] = (),
     every: int = 1,
 ) -> sgp.GradientMemory:
-    """Remember a batch with importance 1 and train on another: the outputs of the first one stay.
+    """Assert that the outputs for a batch stay while others train, remembering it with importance 1.
 
     Args:
         model: Any recurrent module.
@@ -515,6 +515,9 @@ def assert_training_on_others_leaves_outputs(
         optimizer_of: Function that builds the optimizer.
         blocked: Parts of the names of the parameters that cannot move at all.
         every: Number of steps that are projected at once.
+
+    Returns:
+        The memory.
     """
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     optimizer = optimizer_of(model.parameters())
@@ -545,7 +548,7 @@ def assert_training_on_others_leaves_outputs(
 
 
 def make_cases(kind: Callable[..., nn.RNNBase], form: str, *, has_state: bool, **options: Any) -> tuple[Case, Case]:
-    """Two batches for one module that is wide enough for the first to leave free directions."""
+    """Return two batches for one module that is wide enough to have free directions after the first."""
     options = {"num_layers": 2, "bidirectional": True, "batch_first": form == "batch first"} | options
     module = kind(12, 16, **options)
     lengths = {"unbatched": [4], "packed, sorted": [4, 2, 1], "packed, unsorted": [1, 4, 2]}.get(form, [3, 3])
@@ -571,7 +574,7 @@ def test_outputs_on_old_sequences_stay_without_an_initial_state_whatever_the_mod
     kind: Callable[..., nn.RNNBase], options: dict[str, Any], optimizer_of: Callable[..., Optimizer]
 ) -> None:
     old, new = make_cases(kind, "positions first", has_state=False, **options)
-    # With a state of zero before it, the first step sees nothing of the recurrent weight but its bias.
+    # After a zero state, only the bias of the recurrent weight affects the first step.
     assert_training_on_others_leaves_outputs(
         old.module, old.arguments, new.arguments, optimizer_of, blocked=["bias_hh"]
     )
@@ -634,7 +637,7 @@ def test_a_subclass_without_a_forward_of_its_own_is_protected_as_its_parent_is()
             super().__init__(width, width, nonlinearity="relu", num_layers=2)
 
     case = Case(Narrow(3).double(), [4, 4], "positions first", has_state=False)
-    found = collect(case.module, [torch.zeros(2)], forward=lambda batch: case.module(*case.arguments))
+    found = collect_grams(case.module, [torch.zeros(2)], forward=lambda batch: case.module(*case.arguments))
     assert_are_rows_of(found, get_expected(case))
 
 
@@ -660,10 +663,12 @@ def test_an_update_leaves_outputs_weights_flags_and_random_states_as_they_were()
         assert torch.equal(parameter, weights[name][0])
         assert parameter.data_ptr() == weights[name][1]
     assert torch.equal(run(), before)
-    assert not torch.equal(run(), get_outputs(model.eval()(x, state)))  # dropout is on in training and off in an update
+    assert not torch.equal(
+        run(), get_outputs(model.eval()(x, state))
+    )  # dropout is active in training and not in an update
 
 
-# What people see of it.
+# Summary, plan and check.
 
 
 class Tagger(nn.Module):
@@ -677,7 +682,7 @@ class Tagger(nn.Module):
         return self.head(outputs.data if isinstance(outputs, PackedSequence) else outputs)
 
 
-def packed(seed: int, lengths: Sequence[int] = (2, 4, 1)) -> PackedSequence:
+def make_packed(seed: int, lengths: Sequence[int] = (2, 4, 1)) -> PackedSequence:
     generator = torch.Generator().manual_seed(seed)
     return pack_sequence([torch.randn(n, 12, generator=generator) for n in lengths], enforce_sorted=False)
 
@@ -685,7 +690,7 @@ def packed(seed: int, lengths: Sequence[int] = (2, 4, 1)) -> PackedSequence:
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 10) -> None:
     for step in range(steps):
         optimizer.zero_grad()
-        model(packed(100 + step)).square().mean().backward()
+        model(make_packed(100 + step)).square().mean().backward()
         optimizer.step()
 
 
@@ -694,10 +699,10 @@ BLOCKS = [f"recurrent:{name}{suffix}" for suffix in SUFFIXES for name in ("input
 
 
 @nearly_full
-def test_capacity_and_summary_list_each_block_and_who_shares_with_whom() -> None:
+def test_capacity_and_summary_list_each_block_and_shared_bases() -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf, strict=True)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     capacity = memory.capacity()
     found = {layer.layer: (layer.bases, layer.dimension, layer.shares) for layer in capacity.layers}
     assert list(found) == [*BLOCKS, "head"]
@@ -715,7 +720,7 @@ def test_capacity_and_summary_list_each_block_and_who_shares_with_whom() -> None
 
 def test_plan_counts_the_positions_of_packed_sequences() -> None:
     memory = sgp.GradientMemory(Tagger(), threshold=0.9)
-    plan = memory.plan(30, packed(0))
+    plan = memory.plan(30, make_packed(0))
     found = {tuple(layer.layers): (layer.rows, layer.dimension) for layer in plan.layers}
     assert found == {
         ("recurrent:input_l0", "recurrent:input_l0_reverse"): (70, 13),
@@ -733,11 +738,11 @@ def test_plan_counts_the_positions_of_packed_sequences() -> None:
 def test_check_finds_no_leak_in_projected_training_and_drift_only_on_new_sequences() -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     optimizer = Adam(model.parameters(), lr=0.01)
     memory.attach(optimizer)
     train(model, optimizer)
-    old, new = memory.check(packed(0)), memory.check(packed(1))
+    old, new = memory.check(make_packed(0)), memory.check(make_packed(1))
     assert [layer.layer for layer in old.layers] == [*BLOCKS, "head"]
     assert old.leak < 1e-5
     assert old.drift < 1e-5
@@ -768,63 +773,63 @@ def test_drift_of_a_layer_is_that_of_its_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l1_reverse", "bias_hh_l0"])
-def test_training_that_nobody_projected_is_noticed_in_every_parameter(name: str) -> None:
+def test_unprojected_training_is_detected_in_every_parameter(name: str) -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=0.9)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     with torch.no_grad():
         getattr(model.recurrent, name)[0] += 1e-3
     with pytest.raises(RuntimeError, match=rf"layer 'recurrent' .* \(recurrent.{name} has changed\)"):
-        memory.update([packed(1)])
+        memory.update([make_packed(1)])
 
 
 @nearly_full
 def test_a_memory_is_the_same_after_save_and_load(tmp_path: Path) -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     memory.save(tmp_path / "memory.safetensors")
     again = sgp.GradientMemory.from_file(model, tmp_path / "memory.safetensors")
     assert again.subspaces["recurrent:input_l0"] is again.subspaces["recurrent:input_l0_reverse"]
     for name, subspace in memory.subspaces.items():
         for key, tensor in subspace.state_dict().items():
             assert torch.equal(again.subspaces[name].state_dict()[key], tensor)
-    again.update([packed(1)])  # the fingerprints are those of the model
+    again.update([make_packed(1)])  # the fingerprints are those of the model
     assert again.tasks == 2
 
 
-def protected_outputs(model: nn.Module, memory: sgp.GradientMemory) -> None:
-    """Train a model with its memory: what it makes of the old batch stays, what it makes of others does not."""
+def check_protected_outputs(model: nn.Module, memory: sgp.GradientMemory) -> None:
+    """Train a model with its memory, and assert that only outputs for other batches than the old one change."""
     with torch.no_grad():
-        old, new = model(packed(0)), model(packed(1))
+        old, new = model(make_packed(0)), model(make_packed(1))
     optimizer = Adam(model.parameters(), lr=0.01)
     memory.attach(optimizer)
     train(model, optimizer)
     with torch.no_grad():
-        torch.testing.assert_close(model(packed(0)), old, rtol=0, atol=1e-5)
-        assert float((model(packed(1)) - new).abs().max()) > 0.01
+        torch.testing.assert_close(model(make_packed(0)), old, rtol=0, atol=1e-5)
+        assert float((model(make_packed(1)) - new).abs().max()) > 0.01
 
 
 @nearly_full
 def test_weights_that_load_state_dict_assigned_are_projected() -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([packed(0)])
-    protected_outputs(model, memory)
+    memory.update([make_packed(0)])
+    check_protected_outputs(model, memory)
     old = model.recurrent.weight_ih_l0
     model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
     assert model.recurrent.weight_ih_l0 is not old
-    memory.update([packed(0)])  # reads the new weights
-    protected_outputs(model, memory)
+    memory.update([make_packed(0)])  # collects with the new weights
+    check_protected_outputs(model, memory)
 
 
 @nearly_full
 def test_weights_assigned_between_two_steps_are_projected_by_the_same_hook() -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     with torch.no_grad():
-        old = model(packed(0))
+        old = model(make_packed(0))
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
     memory.attach(optimizer)
     train(model, optimizer, 3)
@@ -832,24 +837,24 @@ def test_weights_assigned_between_two_steps_are_projected_by_the_same_hook() -> 
     optimizer.param_groups[0]["params"] = list(model.parameters())
     train(model, optimizer, 3)
     with torch.no_grad():
-        torch.testing.assert_close(model(packed(0)), old, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(make_packed(0)), old, rtol=0, atol=1e-5)
 
 
 @nearly_full
-def test_a_deepcopy_of_memory_and_model_goes_its_own_way() -> None:
+def test_a_deepcopy_of_memory_and_model_is_independent() -> None:
     model = Tagger()
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([packed(0)])
+    memory.update([make_packed(0)])
     twin_memory = copy.deepcopy(memory)
     twin = twin_memory.model
     weights = copy.deepcopy(model.state_dict())
-    protected_outputs(twin, twin_memory)
+    check_protected_outputs(twin, twin_memory)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    protected_outputs(model, memory)
+    check_protected_outputs(model, memory)
 
 
 @pytest.mark.parametrize("by_weight", [True, False])
-def test_project_takes_a_change_of_one_matrix_to_what_old_rows_do_not_see(by_weight: bool) -> None:
+def test_a_projected_change_of_one_matrix_has_no_effect_on_old_rows(by_weight: bool) -> None:
     case = Case(nn.LSTM(12, 16), [2, 3], "packed, unsorted", has_state=True)
     memory = sgp.GradientMemory(nn.Sequential(case.module), threshold=1.0, alpha=math.inf)
     memory.update([case.arguments], forward=lambda batch: case.module(*batch))
@@ -864,11 +869,11 @@ def test_project_takes_a_change_of_one_matrix_to_what_old_rows_do_not_see(by_wei
         assert float((found[0] - change).norm()) > 0.1
 
 
-# Two real processes, over which the model is spread.
+# A model that is sharded over two processes.
 
 
-def learn_as_one_process_does() -> dict[str, Tensor]:
-    """Two tasks on all data: in a group of processes each has the same."""
+def train_as_one_process() -> dict[str, Tensor]:
+    """Return the outcome of two tasks on all data, which all processes of a group share."""
     torch.manual_seed(0)
     model = Tagger()
     if dist.is_initialized():
@@ -880,29 +885,29 @@ def learn_as_one_process_does() -> dict[str, Tensor]:
     optimizer = AdamW(model.parameters(), lr=0.01, eps=1e-3)
     memory.attach(optimizer)
     for seed in range(2):
-        memory.update([packed(seed)])
+        memory.update([make_packed(seed)])
         train(model, optimizer, 5)
     return {name: gather_whole(parameter).clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.slow
 def test_a_sharded_lstm_learns_what_a_whole_one_does(tmp_path: Path) -> None:
-    processes(__file__, tmp_path)
-    expected = learn_as_one_process_does()
+    run_processes(__file__, tmp_path)
+    expected = train_as_one_process()
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)
 
 
-def process(out: Path) -> None:
-    """What each of the processes does."""
+def run_process(out: Path) -> None:
+    """Run one of the processes."""
     dist.init_process_group("gloo")
-    torch.save(learn_as_one_process_does(), out / f"{dist.get_rank()}.pt")
+    torch.save(train_as_one_process(), out / f"{dist.get_rank()}.pt")
     (out / f"{dist.get_rank()}.json").write_text(json.dumps({}))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    process(Path(sys.argv[1]))
-    os._exit(0)  # fully_shard keeps the group and its threads, which may abort an interpreter that ends around them
+    run_process(Path(sys.argv[1]))
+    os._exit(0)  # the threads of the process group, which fully_shard keeps, may abort the interpreter at its end

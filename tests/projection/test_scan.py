@@ -1,4 +1,4 @@
-"""Every parameter of a model has its place: protected, frozen or free, with the reason."""
+"""Scans: every parameter of a model is protected, frozen or free, with a reason."""
 
 import math
 from collections import OrderedDict
@@ -49,7 +49,7 @@ class Mixed(nn.Module):
         self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
 
 
-def test_a_name_matches_by_itself_or_by_a_module_that_it_lies_in() -> None:
+def test_a_pattern_matches_a_name_or_a_module_that_contains_it() -> None:
     assert find_pattern("heads.0.weight", ["heads.*"]) == "heads.*"
     assert find_pattern("heads.0.weight", ["heads"]) == "heads"
     assert find_pattern("heads.0.weight", ["body", "heads.?"]) == "heads.?"
@@ -61,7 +61,7 @@ def test_a_name_matches_by_itself_or_by_a_module_that_it_lies_in() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=4), st.data())
-def test_the_literal_name_of_every_ancestor_matches_and_of_no_stranger(parts: list[str], data: st.DataObject) -> None:
+def test_the_literal_name_of_every_ancestor_matches_and_no_other(parts: list[str], data: st.DataObject) -> None:
     name = ".".join(parts)
     depth = data.draw(st.integers(1, len(parts)))
     ancestor = ".".join(parts[:depth])
@@ -79,7 +79,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_it_and_the_module
 
 
 @pytest.mark.parametrize("pattern", ["heads.*", "heads", "heads.[01]", "heads.?.weight"])
-def test_a_pattern_on_a_list_that_is_empty_as_yet_is_fine(pattern: str) -> None:
+def test_a_pattern_may_refer_to_an_empty_module_list(pattern: str) -> None:
     model = Mixed()
     model.heads = nn.ModuleList()
     check_patterns(model, [pattern], "exclude")
@@ -104,13 +104,11 @@ def test_the_second_name_of_a_shared_parameter_is_known_to_patterns() -> None:
 @pytest.mark.parametrize("bias", ["protect", "freeze"])
 @pytest.mark.parametrize("rest", ["freeze", "free"])
 @pytest.mark.parametrize("exclude", [[], ["heads"], ["heads.*", "body.1", "*.bias"]])
-def test_every_parameter_is_protected_or_frozen_or_free_and_never_two_of_these(
-    bias: str, rest: str, exclude: list[str]
-) -> None:
+def test_every_parameter_is_either_protected_or_frozen_or_free(bias: str, rest: str, exclude: list[str]) -> None:
     model = Mixed()
     found = scan(model, bias=bias, rest=rest, exclude=exclude)
     names = {name for name, _ in model.named_parameters()}
-    free = found.free.keys() & names  # running statistics that drift are named there too
+    free = found.free.keys() & names  # free running statistics are listed there too
     assert find_protected(found) | found.frozen.keys() | free == names
     assert len(find_protected(found)) + len(found.frozen) + len(free) == len(names)
     assert all(found.frozen.values())
@@ -121,7 +119,7 @@ def test_each_parameter_that_is_not_protected_has_its_reason() -> None:
     found = scan(Mixed(), exclude=["heads.*"], bias="freeze")
     assert found.free == {f"heads.{i}.{leaf}": "excluded by 'heads.*'" for i in range(2) for leaf in ("weight", "bias")}
     assert found.frozen == {
-        "token": "unsupported layer type Mixed",
+        "token": "unknown layer type Mixed",
         "body.0.bias": "bias of a protected layer, frozen (bias)",
         "body.1.weight": "norm",
         "body.1.bias": "norm",
@@ -133,23 +131,23 @@ def test_each_parameter_that_is_not_protected_has_its_reason() -> None:
     assert found.norm_modules == ["body.1"]
 
 
-def test_the_rest_is_free_if_it_is_wanted_so_and_running_statistics_are_named_with_it() -> None:
+def test_rest_free_lists_other_parameters_and_running_statistics() -> None:
     found = scan(Mixed(), rest="free")
     assert not found.frozen
     assert not found.norm_modules
     assert found.free["norm.weight"] == found.free["body.1.weight"] == "norm"
-    assert found.free["token"] == "unsupported layer type Mixed"
+    assert found.free["token"] == "unknown layer type Mixed"
     assert "norm statistics" in found.free["body.1.running_mean"]
     assert "norm statistics" in found.free["body.1.running_var"]
 
 
-def test_running_statistics_of_an_excluded_norm_layer_are_left_alone_and_named() -> None:
+def test_running_statistics_of_an_excluded_norm_layer_are_free_and_listed() -> None:
     found = scan(Mixed(), exclude=["body.1"])
     assert found.norm_modules == []
     assert "excluded by 'body.1'" in found.free["body.1.running_mean"]
 
 
-def test_guards_are_named_by_module_and_input_and_know_their_parameters() -> None:
+def test_layers_are_named_by_module_and_input_and_have_their_parameters() -> None:
     found = scan(Mixed(), exclude=["heads"])
     inputs = [f"attention:{name}" for name in ("query", "key", "value", "attended")]
     assert list(found.layers) == ["words", "body.0", "body.2", *inputs]
@@ -171,7 +169,7 @@ def test_a_model_that_is_one_layer_is_protected_under_a_name() -> None:
         (lambda model: setattr(model, "words", nn.EmbeddingBag(5, 4)) or delattr(model, "token"), "words.weight"),
     ],
 )
-def test_strict_refuses_a_layer_type_that_is_not_known_with_the_parameters_name(
+def test_strict_refuses_an_unknown_layer_type_and_names_the_parameter(
     change: Callable[[nn.Module], None], name: str
 ) -> None:
     model = Mixed()
@@ -180,7 +178,7 @@ def test_strict_refuses_a_layer_type_that_is_not_known_with_the_parameters_name(
         sgp.GradientMemory(model, threshold=0.9, strict=True)
 
 
-def test_strict_accepts_norm_layers_frozen_parameters_and_what_is_excluded() -> None:
+def test_strict_accepts_norm_layers_frozen_parameters_and_excluded_layers() -> None:
     model = Mixed()
     model.token.requires_grad_(False)
     found = scan(model, strict=True, exclude=["words"])
@@ -230,7 +228,7 @@ def test_a_lazy_layer_is_refused_by_name_until_a_batch_has_run(make: Callable[[]
     assert list(scan(model).layers) == ["0"]
 
 
-def tied(*, first_bias: bool, second_bias: bool) -> nn.Sequential:
+def make_tied(*, first_bias: bool, second_bias: bool) -> nn.Sequential:
     model = nn.Sequential(
         nn.Linear(12, 12, bias=first_bias), nn.Tanh(), nn.Linear(12, 12, bias=second_bias), nn.Linear(12, 2)
     )
@@ -238,8 +236,8 @@ def tied(*, first_bias: bool, second_bias: bool) -> nn.Sequential:
     return model
 
 
-def test_a_weight_tied_between_two_linear_layers_has_one_guard_with_two_sources() -> None:
-    found = scan(tied(first_bias=True, second_bias=True))
+def test_a_weight_tied_between_two_linear_layers_is_one_layer_with_two_sources() -> None:
+    found = scan(make_tied(first_bias=True, second_bias=True))
     assert list(found.layers) == ["0", "3"]
     assert [source.module for source in found.layers["0"].sources] == ["0", "2"]
     assert [source.module for source in found.layers["3"].sources] == ["3"]
@@ -251,13 +249,13 @@ def test_a_weight_tied_between_two_linear_layers_has_one_guard_with_two_sources(
 
 def test_a_tied_weight_with_a_bias_on_one_side_only_freezes_it() -> None:
     for first in (True, False):
-        found = scan(tied(first_bias=first, second_bias=not first))
+        found = scan(make_tied(first_bias=first, second_bias=not first))
         assert found.layers["0"].bias is None
         assert list(found.frozen) == ["0.bias" if first else "2.bias"]
 
 
 def test_a_bias_tied_together_with_its_weight_stays_protected() -> None:
-    model = tied(first_bias=True, second_bias=True)
+    model = make_tied(first_bias=True, second_bias=True)
     model[2].bias = model[0].bias
     found = scan(model)
     assert name_bias(found.layers["0"]) == "0.bias"
@@ -266,7 +264,7 @@ def test_a_bias_tied_together_with_its_weight_stays_protected() -> None:
 
 
 def test_a_bias_shared_between_layers_of_different_weights_is_frozen() -> None:
-    # Each layer would project its own joint change, and undo that of the other.
+    # Each layer would project its own joint change, and revert the one of the other.
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].bias = model[0].bias
     found = scan(model)
@@ -275,7 +273,7 @@ def test_a_bias_shared_between_layers_of_different_weights_is_frozen() -> None:
 
 
 def step_on_other_data(model: nn.Module, x: Tensor, **changes: Any) -> float:
-    """How far the outputs for remembered inputs move, of what outputs for others do."""
+    """Return the change of outputs for remembered inputs relative to the change of outputs for others."""
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf, **changes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     memory.attach(optimizer)
@@ -293,16 +291,16 @@ def step_on_other_data(model: nn.Module, x: Tensor, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize(("first", "second"), [(True, True), (True, False), (False, True), (False, False)])
-def test_outputs_stay_through_a_tied_weight_whatever_biases_there_are(first: bool, second: bool) -> None:
+def test_outputs_of_a_tied_weight_do_not_change_whatever_its_biases(first: bool, second: bool) -> None:
     torch.manual_seed(0)
-    assert step_on_other_data(tied(first_bias=first, second_bias=second), torch.randn(3, 12)) < 1e-5
+    assert step_on_other_data(make_tied(first_bias=first, second_bias=second), torch.randn(3, 12)) < 1e-5
 
 
 @pytest.mark.parametrize("also_weight", [True, False])
-def test_outputs_stay_through_a_bias_that_is_shared(also_weight: bool) -> None:
+def test_outputs_of_a_shared_bias_do_not_change(also_weight: bool) -> None:
     torch.manual_seed(0)
     model = (
-        tied(first_bias=True, second_bias=True)
+        make_tied(first_bias=True, second_bias=True)
         if also_weight
         else nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12))
     )
@@ -324,15 +322,15 @@ class Language(nn.Module):
         return self.output(self.body(self.words(tokens)).tanh())
 
 
-def test_a_weight_that_an_unknown_layer_type_uses_too_is_not_said_to_be_protected() -> None:
+def test_a_weight_shared_with_an_unknown_layer_type_is_not_protected() -> None:
     torch.manual_seed(0)
     found = scan(Language())
     assert list(found.layers) == ["body"]
-    assert found.frozen["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
+    assert found.frozen["words.weight"] == "unknown layer type EmbeddingBag, which shares it"
     with pytest.warns(UserWarning, match="EmbeddingBag: unknown layer type, with 53.3% of all parameters"):
         assert step_on_other_data(Language(), torch.tensor([[0, 1, 2]])) < 1e-5
     free = scan(Language(), rest="free")
-    assert free.free["words.weight"] == "unsupported layer type EmbeddingBag, which shares it"
+    assert free.free["words.weight"] == "unknown layer type EmbeddingBag, which shares it"
     with pytest.raises(TypeError, match=r"'words.weight'.*Embedding"):
         scan(Language(), strict=True)
 
@@ -345,7 +343,7 @@ def test_a_weight_shared_with_an_excluded_layer_is_protected_in_the_other() -> N
     assert not found.free
 
 
-def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
+def test_a_weight_used_from_both_sides_has_two_layers_and_a_frozen_bias(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
@@ -373,7 +371,7 @@ def test_a_weight_met_from_both_sides_has_two_guards_and_its_bias_is_frozen(
     assert step_on_other_data(model, torch.randn(3, 12)) < 1e-5
 
 
-def test_blocks_on_the_same_input_have_guards_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_with_the_same_input_are_separate_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_types, "_LAYER_TYPES", layer_types._LAYER_TYPES.copy())
 
     class Gated(nn.Module):
@@ -399,11 +397,11 @@ def test_blocks_on_the_same_input_have_guards_of_their_own(monkeypatch: pytest.M
         found = scan(nn.Sequential(Gated()))
         assert list(found.layers) == names
         assert [layer.block for layer in found.layers.values()] == two_blocks
-        # The second block has a bias and the first none; that is no tie.
+        # The second block has a bias and the first has none; the weight is not tied.
         assert [name_bias(layer) for layer in found.layers.values()] == [None, "0.offset"]
 
 
-def test_what_is_not_trained_is_skipped() -> None:
+def test_untrained_parameters_are_skipped() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].requires_grad_(False)
     model[1].bias.requires_grad_(False)
@@ -413,7 +411,7 @@ def test_what_is_not_trained_is_skipped() -> None:
     assert found.frozen == dict.fromkeys(["0.weight", "0.bias", "1.bias"], "not trained (requires_grad is False)")
 
 
-def test_a_bias_that_is_trained_without_its_weight_is_no_unknown_layer() -> None:
+def test_a_bias_that_is_trained_without_its_weight_is_not_an_unknown_layer() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[0].weight.requires_grad_(False)
     found = scan(model, strict=True)
@@ -424,7 +422,7 @@ def test_a_bias_that_is_trained_without_its_weight_is_no_unknown_layer() -> None
 
 
 class LowRank(nn.Module):
-    """A frozen layer and its trained low-rank correction, as LoRA has it."""
+    """A frozen layer and its trained low-rank adapter, as in LoRA."""
 
     def __init__(self, base: nn.Linear, rank: int = 2) -> None:
         super().__init__()
@@ -436,7 +434,7 @@ class LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def test_low_rank_corrections_are_protected_and_their_frozen_base_is_not() -> None:
+def test_lora_adapters_are_protected_and_their_frozen_base_is_not() -> None:
     found = scan(nn.Sequential(LowRank(nn.Linear(6, 4)), nn.ReLU(), LowRank(nn.Linear(4, 2))), strict=True)
     assert list(found.layers) == ["0.down", "0.up", "2.down", "2.up"]
     assert set(found.frozen) == {"0.base.weight", "0.base.bias", "2.base.weight", "2.base.bias"}
@@ -458,31 +456,31 @@ def test_a_head_that_is_added_later_is_found_at_the_next_update() -> None:
     assert [layer.layer for layer in memory.capacity().layers] == ["body"]
 
 
-def test_a_subclass_with_a_forward_of_its_own_is_not_taken_for_its_parent() -> None:
+def test_a_subclass_that_overrides_forward_does_not_have_the_type_of_its_parent() -> None:
     class Normalising(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input / input.norm())
 
     class Named(nn.Linear):
-        """Only another name."""
+        """A subclass without changes."""
 
     model = nn.Sequential(Normalising(3, 3), Named(3, 3))
     with pytest.warns(UserWarning, match="Normalising: unknown layer type, with 50.0% of all parameters"):
         memory = sgp.GradientMemory(model, threshold=0.9)
     assert list(memory.layers) == ["1"]
-    assert memory.capacity().frozen["0.weight"] == "unsupported layer type Normalising"
+    assert memory.capacity().frozen["0.weight"] == "unknown layer type Normalising"
     with pytest.raises(TypeError, match="Normalising"):
         sgp.GradientMemory(model, threshold=0.9, strict=True)
 
 
-def test_two_parameters_on_one_memory_are_refused() -> None:
+def test_two_parameters_that_share_memory_are_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = nn.Parameter(model[0].weight.data)
     with pytest.raises(TypeError, match=r"layer '1': its weight shares memory with '0\.weight'"):
         sgp.GradientMemory(model, threshold=0.9)
 
 
-def test_complex_weights_are_unsupported() -> None:
+def test_complex_weights_are_frozen_like_an_unknown_layer_type() -> None:
     model = nn.Sequential(nn.Linear(3, 3, dtype=torch.complex64), nn.Linear(3, 3))
     with pytest.warns(UserWarning, match="unknown layer type"):
         memory = sgp.GradientMemory(model, threshold=0.9)

@@ -1,4 +1,4 @@
-"""A model that is spread over two real processes by fully_shard learns what one process learns."""
+"""A model that is sharded over two processes by fully_shard learns the same as one process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from projection.team import processes
+from projection.process_pair import run_processes
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -37,14 +37,14 @@ class Net(nn.Module):
         super().__init__()
         self.words = nn.Embedding(11, 6)
         self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
-        self.cross = nn.MultiheadAttention(6, 2, kdim=4, vdim=3, batch_first=True)  # its bias is cut elsewhere
-        self.conv = nn.Conv1d(6, 6, 3, padding=1, groups=3)  # the cut goes through the second group
+        self.cross = nn.MultiheadAttention(6, 2, kdim=4, vdim=3, batch_first=True)  # its bias is sharded at other rows
+        self.conv = nn.Conv1d(6, 6, 3, padding=1, groups=3)  # the second group is divided between the shards
         self.turned = nn.Linear(6, 5) if Conv1D is None else Conv1D(5, 6)
         self.norm = nn.LayerNorm(5)
         self.narrow = nn.Linear(5, 5)
         self.one = nn.Linear(5, 1)
         self.read = nn.Linear(6, 11, bias=False)
-        self.read.weight = self.words.weight  # guarded from both sides
+        self.read.weight = self.words.weight  # protected from both sides
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 def spread(model: nn.Module, **options: Any) -> None:
-    """Shard a model, where there are processes to spread it over."""
+    """Shard a model, if there are several processes."""
     if dist.is_initialized():
         from torch.distributed.fsdp import fully_shard
 
@@ -97,7 +97,7 @@ def train(model: nn.Module, optimizer: Optimizer, seeds: range) -> None:
 
 
 def adamw(model: nn.Module) -> AdamW:
-    # Some gradients are 0 but for rounding, which a smaller eps would blow up to a whole step.
+    # Some gradients are zero except for rounding, which a smaller eps would scale to a full step.
     return AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
 
 
@@ -113,11 +113,11 @@ def raised(call: Callable[[], object]) -> str:
     return ""
 
 
-# What the two processes do, and, with all of the data, a single one to compare with.
+# Functions that the two processes run, and a single one with all of the data for comparison.
 
 
 def learns(optimizer_of: Callable[[nn.Module], Optimizer], **options: Any) -> Outcome:
-    """Two tasks, then some more steps."""
+    """Return the outcome of two tasks and some more steps."""
     model = network()
     spread(model, **options)
     memory = memory_of(model)
@@ -145,7 +145,7 @@ def learns(optimizer_of: Callable[[nn.Module], Optimizer], **options: Any) -> Ou
 
 
 def edits(model: nn.Module, memory: sgp.GradientMemory) -> list[float]:
-    """How far a change that is projected as a whole is from the same one projected in shards."""
+    """Return the differences between projections of whole changes and of the same changes in shards."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     found = []
@@ -201,7 +201,7 @@ def seldom(peeks: bool) -> dict[str, Tensor]:
                 model(mine(batch(0)))
     model.eval()
     with torch.no_grad():
-        model(mine(batch(0)))  # leaves some of the weights gathered
+        model(mine(batch(0)))  # some of the weights stay gathered
     hook.flush()
     return weights(model)
 
@@ -227,7 +227,7 @@ def in_bfloat16() -> Outcome:
 
 
 def sharded_later() -> Outcome:
-    """A memory of a whole model goes on when the model is sharded."""
+    """Return the outcome of sharding a model that has a memory."""
     model = network()
     memory = memory_of(model)
     memory.update([batch(seed) for seed in range(3)], distributed=False)
@@ -241,7 +241,7 @@ def sharded_later() -> Outcome:
 
 
 def interrupted(out: Path) -> Outcome:
-    """A checkpoint by torch.distributed.checkpoint, the memory beside it."""
+    """Return the outcome of resuming from torch.distributed.checkpoint and a file of the memory."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -278,7 +278,7 @@ def interrupted(out: Path) -> Outcome:
 
 
 def failing() -> Outcome:
-    """What goes wrong between two passes on the second process only."""
+    """Return the errors of failures between two passes on the second process only."""
     is_second = dist.get_rank() == 1
     model, memory = learner()
     before = storage.digest(memory.state_dict())
@@ -363,7 +363,7 @@ def refused() -> Outcome:
 
 
 def process(out: Path) -> None:
-    """What each of the processes does."""
+    """Run one of the processes."""
     dist.init_process_group("gloo")
     runs: list[Callable[[], Outcome]] = [
         with_adamw,
@@ -387,9 +387,9 @@ Outcomes = list[dict[str, Outcome]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Of both processes, which are started once for all tests."""
+    """Return the outcomes of both processes, which run once for all tests."""
     out = tmp_path_factory.mktemp("sharded")
-    processes(__file__, out)
+    run_processes(__file__, out)
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
@@ -450,7 +450,7 @@ def test_processes_with_fewer_batches_wait_for_the_others(outcomes: Outcomes) ->
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*can hardly learn")
-def test_several_steps_are_projected_at_once_and_peeking_changes_nothing(outcomes: Outcomes) -> None:
+def test_several_steps_are_projected_at_once_and_evaluating_changes_nothing(outcomes: Outcomes) -> None:
     single = every_few_steps()["weights"]
     for outcome in outcomes:
         found = outcome["every_few_steps"]
@@ -477,7 +477,7 @@ def test_masters_of_16_bit_shards_do_not_leak(outcomes: Outcomes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*can hardly learn")
-def test_a_memory_of_the_whole_model_goes_on_when_it_is_sharded(outcomes: Outcomes) -> None:
+def test_a_memory_of_the_whole_model_still_works_after_sharding(outcomes: Outcomes) -> None:
     single = sharded_later()
     for outcome in outcomes:
         same_weights(outcome["sharded_later"]["weights"], single["weights"])
@@ -485,7 +485,7 @@ def test_a_memory_of_the_whole_model_goes_on_when_it_is_sharded(outcomes: Outcom
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_distributed_checkpoint_to_the_same_bits(outcomes: Outcomes) -> None:
+def test_a_run_resumes_from_a_distributed_checkpoint_to_the_same_bits(outcomes: Outcomes) -> None:
     for outcome in outcomes:
         straight, resumed = outcome["interrupted"]["straight"], outcome["interrupted"]["resumed"]
         assert straight["digest"] == resumed["digest"]
@@ -505,30 +505,30 @@ def test_a_failure_between_passes_is_raised_in_all_and_nothing_changes(outcomes:
     }
     for name, cause in causes.items():
         assert theirs["errors"][name].startswith(cause)
-        assert ours["errors"][name].startswith(f"RuntimeError: process 1 failed, and the memory is as it was: {cause}")
+        assert ours["errors"][name].startswith(f"RuntimeError: rank 1 failed, so the memory has not changed: {cause}")
     for outcome in (ours, theirs):
         assert outcome["unchanged"]
         assert outcome["tasks"] == 1
 
 
 @pytest.mark.slow
-def test_what_cannot_be_served_is_refused_by_name(outcomes: Outcomes) -> None:
+def test_unsupported_layouts_are_refused_by_name(outcomes: Outcomes) -> None:
     for outcome in outcomes:
         errors = outcome["refused"]
         for name in ("columns", "later", "update"):
-            assert errors[name].startswith("TypeError: parameter '0.weight' is laid out as (Shard(dim=1),)")
+            assert errors[name].startswith("TypeError: parameter '0.weight' has the placements (Shard(dim=1),)")
             assert "exclude it" in errors[name]
         assert "build the optimizer after it" in errors["optimizer"]
         assert "the model is sharded" in errors["alone"]
-        assert errors["halves"].startswith("TypeError: parameter '0.bias' is laid out as a plain tensor")
+        assert errors["halves"].startswith("TypeError: parameter '0.bias' has the placements ()")
         for name in ("part", "others"):
-            assert errors[name].startswith("TypeError: parameter '0.weight' is spread over processes")
+            assert errors[name].startswith("TypeError: parameter '0.weight' is distributed over processes")
         assert "not attached" in errors["unattached"]
 
 
 @st.composite
 def cut_blocks(draw: st.DrawFn) -> tuple[Block, int, int, int]:
-    """A block, its weight's rows and inputs, and over how many processes the rows are spread."""
+    """Return a drawn block, the rows and inputs of its weight, and the number of processes that have the rows."""
     groups = draw(st.integers(1, 4))
     size = groups * draw(st.integers(1, 4))
     before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
@@ -537,7 +537,7 @@ def cut_blocks(draw: st.DrawFn) -> tuple[Block, int, int, int]:
 
 
 @given(cut_blocks(), st.integers(0, 2**16))
-def test_shards_are_projected_as_the_whole_is(case: tuple[Block, int, int, int], seed: int) -> None:
+def test_projected_shards_are_shards_of_the_projected_whole(case: tuple[Block, int, int, int], seed: int) -> None:
     block, outputs, inputs, processes = case
     generator = torch.Generator().manual_seed(seed)
     bases = torch.randn(block.groups, inputs + 1, 1, generator=generator, dtype=torch.float64)
@@ -565,11 +565,11 @@ def test_shards_are_projected_as_the_whole_is(case: tuple[Block, int, int, int],
 
 def test_flat_parameters_are_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3))
-    model[0].weight._fsdp_flattened = True  # as FullyShardedDataParallel marks its own
+    model[0].weight._fsdp_flattened = True  # as in FullyShardedDataParallel
     with pytest.raises(TypeError, match="fully_shard instead"):
         memory_of(model)
 
 
 if __name__ == "__main__":
     process(Path(sys.argv[1]))
-    os._exit(0)  # fully_shard keeps the group and its threads, which may abort an interpreter that ends around them
+    os._exit(0)  # the threads of the process group, which fully_shard keeps, may abort the interpreter at its end

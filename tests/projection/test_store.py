@@ -1,4 +1,4 @@
-"""Bases kept in fewer bits."""
+"""Bases that are stored in fewer bits."""
 
 import math
 from pathlib import Path
@@ -15,16 +15,16 @@ from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Subspace
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-# What of a change inside the space is left over by rounded bases, at most.
+# Largest share of a change inside the space that rounded bases do not remove.
 LEFT = {"float32": 1e-6, "bfloat16": 0.01, "int8": 0.03}
 
 
-def rows(n: int, seed: int, dimension: int = 40, groups: int = 1) -> InputGram:
+def make_rows(n: int, seed: int, dimension: int = 40, groups: int = 1) -> InputGram:
     generator = torch.Generator().manual_seed(seed)
-    statistic = InputGram(groups, dimension, precise=True)
+    gram = InputGram(groups, dimension, precise=True)
     scale = 0.7 ** torch.arange(dimension)
-    statistic.add(torch.randn(groups, n, dimension, generator=generator) * scale.roll(seed))
-    return statistic
+    gram.add(torch.randn(groups, n, dimension, generator=generator) * scale.roll(seed))
+    return gram
 
 
 @settings(max_examples=25, deadline=None)
@@ -34,7 +34,7 @@ def test_rounding_again_changes_nothing_and_growing_keeps_old_bases_as_they_are(
 ) -> None:
     space = Subspace.empty(groups, 40)
     for task in range(3):
-        grown = space.grow(rows(n, task, groups=groups), threshold=threshold, alpha=3.0).compress(store)
+        grown = space.grow(make_rows(n, task, groups=groups), threshold=threshold, alpha=3.0).compress(store)
         again = grown.compress(store)
         assert all(torch.equal(value, again.state_dict()[name]) for name, value in grown.state_dict().items())
         for group in range(groups):
@@ -47,15 +47,15 @@ def test_rounding_again_changes_nothing_and_growing_keeps_old_bases_as_they_are(
 def test_ranks_and_importances_are_nearly_those_of_full_precision(store: Any) -> None:
     full = small = Subspace.empty(1, 40)
     for task in range(4):
-        full = full.grow(rows(200, task), threshold=0.95, alpha=3.0)
-        small = small.grow(rows(200, task), threshold=0.95, alpha=3.0).compress(store)
+        full = full.grow(make_rows(200, task), threshold=0.95, alpha=3.0)
+        small = small.grow(make_rows(200, task), threshold=0.95, alpha=3.0).compress(store)
     assert abs(int(full.rank) - int(small.rank)) <= 1
     k = min(full.width, small.width)
     torch.testing.assert_close(full.importance[:, : k - 1], small.importance[:, : k - 1], atol=0.05, rtol=0)
 
 
-def trained(store: Any, **options: Any) -> tuple[sgp.GradientMemory, Tensor, Tensor]:
-    """A memory after training on another task; old outputs before and after."""
+def train_memory(store: Any, **options: Any) -> tuple[sgp.GradientMemory, Tensor, Tensor]:
+    """Return a memory after training on another task, and the old outputs before and after."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 4))
     data = [torch.randn(50, 6) @ torch.randn(6, 30) for _ in range(2)]
@@ -73,7 +73,7 @@ def trained(store: Any, **options: Any) -> tuple[sgp.GradientMemory, Tensor, Ten
 
 @pytest.mark.parametrize("store", ["float32", "bfloat16", "int8"])
 def test_fewer_bits_take_fewer_bytes_and_leak_a_little(store: Any) -> None:
-    memory, before, after = trained(store)
+    memory, before, after = train_memory(store)
     bases = memory.subspaces["0"]
     assert isinstance(bases, Subspace)
     assert bases.basis.element_size() == BYTES[store]
@@ -87,8 +87,8 @@ def test_fewer_bits_take_fewer_bytes_and_leak_a_little(store: Any) -> None:
 
 
 @pytest.mark.parametrize("store", ["float32", "bfloat16", "int8"])
-def test_the_live_memory_is_the_stored_one_to_the_bit(store: Any, tmp_path: Path) -> None:
-    memory, _, _ = trained(store)
+def test_the_memory_equals_its_file_to_the_bit(store: Any, tmp_path: Path) -> None:
+    memory, _, _ = train_memory(store)
     memory.save(tmp_path / "memory.safetensors")
     again = sgp.GradientMemory(memory.model, threshold=0.999, alpha=math.inf, store=store)
     again.load(tmp_path / "memory.safetensors")
@@ -100,13 +100,13 @@ def test_the_live_memory_is_the_stored_one_to_the_bit(store: Any, tmp_path: Path
     assert torch.equal(mine[0], theirs[0])
 
 
-def test_no_copy_of_full_precision_is_kept_beside_the_small_one() -> None:
-    memory, _, _ = trained("int8")
+def test_no_full_precision_copy_of_the_bases_is_kept() -> None:
+    memory, _, _ = train_memory("int8")
     steps = [layer.get_projector()[1] for layer in memory.layers.values() for _ in range(2)]
     assert len(set(map(id, steps))) == len(steps), "bases in full precision are kept between steps"
-    assert 3 * memory.capacity().bytes < trained("float32")[0].capacity().bytes
+    assert 3 * memory.capacity().bytes < train_memory("float32")[0].capacity().bytes
 
 
-def test_an_unknown_store_is_refused_with_those_there_are() -> None:
+def test_an_unknown_store_is_refused_and_lists_the_valid_ones() -> None:
     with pytest.raises(ValueError, match="'float32', 'bfloat16', 'int8'; got 'int4'"):
         sgp.GradientMemory(nn.Linear(2, 2), threshold=0.9, store="int4")  # type: ignore[arg-type]

@@ -14,15 +14,15 @@ from sgp.projection.gram import InputGram
 from sgp.projection.subspace import Numerics, Subspace, compute_importance, find_minimal_rank
 
 
-def statistic_of(rows: Tensor, *, folded: bool | None = None) -> InputGram:
-    """The statistic of rows [n, d] or [groups, n, d]; ``folded`` says which of its two forms it must have taken."""
+def make_gram(rows: Tensor, *, folded: bool | None = None) -> InputGram:
+    """Return the Gram matrix of rows [n, d] or [groups, n, d]; ``folded`` is whether it must have dropped the rows."""
     rows = rows if rows.dim() == 3 else rows.unsqueeze(0)
-    statistic = InputGram(rows.shape[0], rows.shape[2], precise=True)
+    gram = InputGram(rows.shape[0], rows.shape[2], precise=True)
     for chunk in torch.split(rows, 7, dim=1):
-        statistic.add(chunk)
+        gram.add(chunk)
     if folded is not None:
-        assert (statistic.get_rows() is None) == folded
-    return statistic
+        assert (gram.get_rows() is None) == folded
+    return gram
 
 
 def random_rows(n: int, d: int, seed: int) -> Tensor:
@@ -48,12 +48,13 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
         threshold = 0.80 + 0.02 * task
         rows = random_rows(n, d, seed=task)
         R = rows.numpy().T
-        M, lam = paper.next_task(M, lam, R, threshold, alpha) if task else paper.first_task(R, threshold, alpha)
-        subspace = subspace.grow(statistic_of(rows, folded=folded), threshold=threshold, alpha=alpha)
+        first = paper.learn_first_task(R, threshold, alpha)
+        M, lam = paper.learn_next_task(M, lam, R, threshold, alpha) if task else first
+        subspace = subspace.grow(make_gram(rows, folded=folded), threshold=threshold, alpha=alpha)
         assert_same_space(subspace, M)
         np.testing.assert_allclose(subspace.importance[0].numpy(), lam, atol=1e-5)
         gradient = torch.randn(1, out, d, dtype=torch.float64)
-        expected = paper.scaled_gradient(gradient[0].numpy().T, M, lam).T
+        expected = paper.scale_gradient(gradient[0].numpy().T, M, lam).T
         ready = subspace.to(gradient.device, torch.float64)
         ready.subtract_projection_(gradient, None, gradient, None)
         np.testing.assert_allclose(gradient[0].numpy(), expected, atol=1e-5)
@@ -70,10 +71,10 @@ def test_many_tasks_agree_with_the_paper_written_out(n: int, folded: bool, alpha
 )
 def test_any_shape_agrees_with_the_paper(n: int, d: int, threshold: float, alpha: float, seed: int) -> None:
     first, second = random_rows(n, d, seed), random_rows(n, d, seed + 1000)
-    M, lam = paper.first_task(first.numpy().T, threshold, alpha)
-    M, lam = paper.next_task(M, lam, second.numpy().T, threshold, alpha)
-    subspace = Subspace.empty(1, d).grow(statistic_of(first), threshold=threshold, alpha=alpha)
-    subspace = subspace.grow(statistic_of(second), threshold=threshold, alpha=alpha)
+    M, lam = paper.learn_first_task(first.numpy().T, threshold, alpha)
+    M, lam = paper.learn_next_task(M, lam, second.numpy().T, threshold, alpha)
+    subspace = Subspace.empty(1, d).grow(make_gram(first), threshold=threshold, alpha=alpha)
+    subspace = subspace.grow(make_gram(second), threshold=threshold, alpha=alpha)
     assert_same_space(subspace, M)
     np.testing.assert_allclose(subspace.importance[0].numpy(), lam, atol=1e-5)
 
@@ -82,10 +83,10 @@ def test_the_constant_of_a_bias_is_one_more_column() -> None:
     rows = random_rows(50, 9, seed=0)
     joint = torch.cat([rows, torch.ones(50, 1, dtype=torch.float64)], dim=1)
     for n in (6, 50):
-        statistic = InputGram(1, 9, constant=True, precise=True)
-        statistic.add(rows[:n].unsqueeze(0))
-        with_constant = Subspace.empty(1, 10).grow(statistic, threshold=0.95, alpha=3)
-        expected = Subspace.empty(1, 10).grow(statistic_of(joint[:n]), threshold=0.95, alpha=3)
+        gram = InputGram(1, 9, constant=True, precise=True)
+        gram.add(rows[:n].unsqueeze(0))
+        with_constant = Subspace.empty(1, 10).grow(gram, threshold=0.95, alpha=3)
+        expected = Subspace.empty(1, 10).grow(make_gram(joint[:n]), threshold=0.95, alpha=3)
         assert_same_space(with_constant, expected.basis[0].double().numpy())
         torch.testing.assert_close(with_constant.importance, expected.importance)
 
@@ -95,7 +96,7 @@ def test_float32_products_find_the_same_space() -> None:
     coarse = InputGram(1, 30)
     coarse.add(rows.float())
     a = Subspace.empty(1, 30).grow(coarse, threshold=0.99, alpha=5)
-    b = Subspace.empty(1, 30).grow(statistic_of(rows), threshold=0.99, alpha=5)
+    b = Subspace.empty(1, 30).grow(make_gram(rows), threshold=0.99, alpha=5)
     assert_same_space(a, b.basis[0].double().numpy())
     torch.testing.assert_close(a.importance, b.importance, atol=1e-5, rtol=0)
 
@@ -108,8 +109,8 @@ def test_groups_are_independent_subspaces_of_their_own_rank() -> None:
     single = [Subspace.empty(1, 8), Subspace.empty(1, 8)]
     ranks = []
     for rows in tasks:
-        stack = stack.grow(statistic_of(rows), threshold=0.97, alpha=4)
-        single = [s.grow(statistic_of(r), threshold=0.97, alpha=4) for s, r in zip(single, rows, strict=True)]
+        stack = stack.grow(make_gram(rows), threshold=0.97, alpha=4)
+        single = [s.grow(make_gram(r), threshold=0.97, alpha=4) for s, r in zip(single, rows, strict=True)]
         ranks.append(stack.rank.tolist())
         assert ranks[-1] == [int(s.rank[0]) for s in single]
     assert ranks[0][0] < ranks[0][1]
@@ -131,7 +132,7 @@ def test_hundred_tasks_stay_orthonormal_within_the_dimension() -> None:
     for task in range(100):
         generator = torch.Generator().manual_seed(task)
         rows = torch.randn(15 if task % 2 else 120, d, generator=generator) @ torch.randn(d, d, generator=generator)
-        subspace = subspace.grow(statistic_of(rows), threshold=min(0.9 + 0.001 * task, 0.999), alpha=10)
+        subspace = subspace.grow(make_gram(rows), threshold=min(0.9 + 0.001 * task, 0.999), alpha=10)
         M = subspace.basis[0].double()
         k = M.shape[1]
         assert k <= d
@@ -143,10 +144,10 @@ def test_hundred_tasks_stay_orthonormal_within_the_dimension() -> None:
 def test_threshold_one_takes_every_direction_and_no_noise() -> None:
     low_rank = random_rows(60, 5, seed=0) @ torch.randn(5, 30, dtype=torch.float64)
     for n in (20, 60):
-        statistic = statistic_of(low_rank[:n])
-        once = Subspace.empty(1, 30).grow(statistic, threshold=1.0, alpha=1)
+        gram = make_gram(low_rank[:n])
+        once = Subspace.empty(1, 30).grow(gram, threshold=1.0, alpha=1)
         assert once.rank.item() == 5
-        again = once.grow(statistic, threshold=1.0, alpha=1)
+        again = once.grow(gram, threshold=1.0, alpha=1)
         assert again.rank.item() == 5
 
 
@@ -159,12 +160,12 @@ def test_minimal_rank_counts_what_is_discarded() -> None:
 
 
 def test_an_all_zero_representation_adds_nothing() -> None:
-    start = Subspace.empty(1, 6).grow(statistic_of(random_rows(30, 6, seed=0)), threshold=0.9, alpha=math.inf)
+    start = Subspace.empty(1, 6).grow(make_gram(random_rows(30, 6, seed=0)), threshold=0.9, alpha=math.inf)
     for n in (3, 30):
-        after = start.grow(statistic_of(torch.zeros(n, 6)), threshold=0.9, alpha=math.inf)
+        after = start.grow(make_gram(torch.zeros(n, 6)), threshold=0.9, alpha=math.inf)
         assert torch.equal(after.basis, start.basis)
         assert torch.equal(after.importance, start.importance)
-        assert Subspace.empty(1, 6).grow(statistic_of(torch.zeros(n, 6)), threshold=0.9, alpha=2).is_empty
+        assert Subspace.empty(1, 6).grow(make_gram(torch.zeros(n, 6)), threshold=0.9, alpha=2).is_empty
 
 
 def test_the_strongest_basis_has_importance_one_exactly() -> None:
@@ -179,20 +180,20 @@ def test_the_strongest_basis_has_importance_one_exactly() -> None:
 def test_published_numerics_keep_one_basis_less_in_the_first_task_only() -> None:
     rows = random_rows(60, 20, seed=5)
     published = Numerics(first_rank="one-less", truncation="after", orthogonalise=False)
-    ours = Subspace.empty(1, 20).grow(statistic_of(rows), threshold=0.9, alpha=10)
-    theirs = Subspace.empty(1, 20).grow(statistic_of(rows), threshold=0.9, alpha=10, numerics=published)
+    ours = Subspace.empty(1, 20).grow(make_gram(rows), threshold=0.9, alpha=10)
+    theirs = Subspace.empty(1, 20).grow(make_gram(rows), threshold=0.9, alpha=10, numerics=published)
     assert theirs.rank.item() == ours.rank.item() - 1
     torch.testing.assert_close(theirs.importance, ours.importance[:, :-1])
     more = random_rows(60, 20, seed=6)
-    second = theirs.grow(statistic_of(more), threshold=0.95, alpha=10, numerics=published)
-    again = theirs.grow(statistic_of(more), threshold=0.95, alpha=10)
+    second = theirs.grow(make_gram(more), threshold=0.95, alpha=10, numerics=published)
+    again = theirs.grow(make_gram(more), threshold=0.95, alpha=10)
     assert second.rank.item() == again.rank.item()
 
 
 def test_dense_and_factored_projection_are_the_same() -> None:
     rows = random_rows(100, 16, seed=2)
     for threshold in (0.5, 0.9999):  # below and above half the dimension
-        subspace = Subspace.empty(1, 16).grow(statistic_of(rows), threshold=threshold, alpha=3)
+        subspace = Subspace.empty(1, 16).grow(make_gram(rows), threshold=threshold, alpha=3)
         weight, bias = torch.randn(1, 4, 15), torch.randn(1, 4)
         joint = torch.cat([weight, bias.unsqueeze(-1)], dim=-1)
         M, lam = subspace.basis[0], subspace.importance[0]
@@ -224,7 +225,7 @@ def test_the_blocked_part_is_what_is_taken_away_and_lets_gradients_through(const
 
 
 def test_another_choice_of_how_many_directions_to_add_is_followed() -> None:
-    statistic = statistic_of(random_rows(30, 6, seed=0))
+    gram = make_gram(random_rows(30, 6, seed=0))
     seen: list[tuple[int, ...]] = []
 
     def two(old: Tensor, new: Tensor, total: Tensor, threshold: float) -> Tensor:
@@ -232,7 +233,7 @@ def test_another_choice_of_how_many_directions_to_add_is_followed() -> None:
         assert (threshold, float(total)) == (0.9, pytest.approx(float(old.sum() + new.sum())))
         return torch.tensor([2])
 
-    start = Subspace.empty(1, 6).grow(statistic, threshold=0.9, alpha=math.inf, choose=two)
+    start = Subspace.empty(1, 6).grow(gram, threshold=0.9, alpha=math.inf, choose=two)
     assert start.rank.tolist() == [2]
-    assert start.grow(statistic, threshold=0.9, alpha=math.inf, choose=two).rank.tolist() == [4]
+    assert start.grow(gram, threshold=0.9, alpha=math.inf, choose=two).rank.tolist() == [4]
     assert seen == [(0, 6), (2, 4)]  # what two bases leave over has four directions

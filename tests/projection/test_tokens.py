@@ -25,9 +25,9 @@ def counted(indices: Tensor) -> TokenCounts:
 
 
 def one_hot(indices: Tensor) -> InputGram:
-    statistic = InputGram(1, WORDS, precise=True)
-    statistic.add(F.one_hot(indices, WORDS).double().unsqueeze(0))
-    return statistic
+    gram = InputGram(1, WORDS, precise=True)
+    gram.add(F.one_hot(indices, WORDS).double().unsqueeze(0))
+    return gram
 
 
 # How often each token comes in two tasks: all different, so that no order is left open.
@@ -56,9 +56,9 @@ def test_bases_and_importances_are_those_of_a_dense_subspace_on_one_hot_rows(
     tokens.subtract_projection_(mine, None, mine, None)
     dense.subtract_projection_(theirs, None, theirs, None)
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
-    statistic = counted(torch.tensor([0, 0, 3, 8]))
+    gram = counted(torch.tensor([0, 0, 3, 8]))
     torch.testing.assert_close(
-        tokens.compute_captured_energy(statistic), dense.compute_captured_energy(one_hot(torch.tensor([0, 0, 3, 8])))
+        tokens.compute_captured_energy(gram), dense.compute_captured_energy(one_hot(torch.tensor([0, 0, 3, 8])))
     )
 
 
@@ -175,7 +175,7 @@ def test_an_embedding_that_its_forward_writes_to_is_not_said_to_be_protected() -
     with pytest.warns(UserWarning, match="Embedding: unknown layer type"):
         memory = sgp.GradientMemory(Words(max_norm=1.0), threshold=1.0)
     assert "words" not in {layer.layer for layer in memory.capacity().layers}
-    assert memory.capacity().frozen["words.weight"] == "unsupported layer type Embedding"
+    assert memory.capacity().frozen["words.weight"] == "unknown layer type Embedding"
 
 
 def test_a_memory_with_tokens_is_the_same_after_save_and_load(tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""What stands around a training loop: subclassed and compiled optimizers, wrapped modules, copies of a memory."""
+"""Training loops with subclassed and compiled optimizers, wrapped modules and copies of a memory."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import sgp
 
-# Dynamo's own.
+# Warnings of Dynamo.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using `torch.compile"),
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -36,17 +36,17 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 30), nn.Tanh(), nn.Linear(30, 4))
 
 
-def old_batch() -> Tensor:
-    """Inputs that span five of the twenty dimensions."""
+def make_old_batch() -> Tensor:
+    """Return inputs that span five of the twenty dimensions."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(12, 5, generator=generator) @ torch.randn(5, 20, generator=generator)
 
 
-def remember(model: nn.Module, **settings: Any) -> sgp.GradientMemory:
-    """Return a memory that blocks all that the old batch spans."""
+def make_memory(model: nn.Module, **settings: Any) -> sgp.GradientMemory:
+    """Return a memory that blocks the span of the old batch."""
     options: dict[str, Any] = {"threshold": 1.0, "alpha": math.inf, "exclude": ["4*"]} | settings
     memory = sgp.GradientMemory(model, **options)
-    memory.update([old_batch()])
+    memory.update([make_old_batch()])
     return memory
 
 
@@ -64,14 +64,14 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int = 20) -> None:
 
 
 def assert_no_leak(memory: sgp.GradientMemory) -> None:
-    result = memory.check(old_batch())
+    result = memory.check(make_old_batch())
     assert [layer.layer for layer in result.layers] == ["0", "2"]
     assert result.leak < LIMIT, result
-    assert result.drift > 0  # the head moves freely
+    assert result.drift > 0  # the head is free
 
 
 class NoisyAdam(Adam):
-    """Adam that changes the parameters by itself after the step of its parent."""
+    """Adam that changes the parameters after the step of its parent."""
 
     fails = False
 
@@ -89,7 +89,7 @@ class NoisyAdam(Adam):
 def test_what_follows_an_inner_step_is_projected(every: int) -> None:
     Adam(nn.Linear(1, 1).parameters())  # from now on the parent's step runs hooks too
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     optimizer = NoisyAdam(model.parameters(), lr=0.01)
     hook = memory.attach(optimizer, every=every)
     train(model, optimizer)
@@ -100,17 +100,17 @@ def test_what_follows_an_inner_step_is_projected(every: int) -> None:
 def test_a_nested_step_that_fails_leaves_the_next_ones_projected() -> None:
     Adam(nn.Linear(1, 1).parameters())
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     optimizer = NoisyAdam(model.parameters(), lr=0.01)
     memory.attach(optimizer)
 
     def fail() -> Tensor:
         raise RuntimeError("the closure failed")
 
-    kept = []  # an exception that somebody keeps keeps the frames of its steps
+    kept = []  # a stored exception keeps the frames of its steps alive
     compute_gradients(model, 0)
     with pytest.raises(RuntimeError, match="the closure failed") as caught:
-        optimizer.step(fail)  # inside of both steps
+        optimizer.step(fail)  # inside both steps
     kept.append(caught.value)
     train(model, optimizer, steps=3)
     assert_no_leak(memory)
@@ -119,7 +119,7 @@ def test_a_nested_step_that_fails_leaves_the_next_ones_projected() -> None:
         optimizer.step()
     kept.append(caught.value)
     optimizer.fails = False
-    memory.update([old_batch()], allow_unattached=True)  # nobody could project a step that failed after its change
+    memory.update([make_old_batch()], allow_unattached=True)  # a step that failed after its change cannot be projected
     train(model, optimizer, steps=3)
     assert_no_leak(memory)
 
@@ -131,7 +131,7 @@ def test_dynamo_does_not_trace_the_hooks_of_a_compiled_step(cls: Any, lr: float)
 
     torch.compiler.reset()
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     optimizer = cls(model.parameters(), lr=lr)
     memory.attach(optimizer)
     counter = CompileCounter()
@@ -142,13 +142,13 @@ def test_dynamo_does_not_trace_the_hooks_of_a_compiled_step(cls: Any, lr: float)
         step()
         frames.append(counter.frame_count)
     assert frames[2] == frames[-1]
-    assert frames[-1] <= 2  # the step itself, with and without a state
+    assert frames[-1] <= 2  # the step with and without a state
     assert_no_leak(memory)
     torch.compiler.reset()
 
 
 class Wrapper(nn.Module):
-    """A wrapper that nobody knows."""
+    """A wrapper of an unknown type."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -174,15 +174,15 @@ def wrap_layers(model: nn.Sequential, wrap: Callable[[nn.Module], Any]) -> None:
 
 @wrapped
 @pytest.mark.parametrize("reference", ["anchor", "state dict before", "state dict after"])
-def test_a_check_after_wrapping_modules_is_that_of_before(wrap: Callable[[nn.Module], Any], reference: str) -> None:
+def test_wrapping_modules_does_not_change_a_check(wrap: Callable[[nn.Module], Any], reference: str) -> None:
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     given: dict[str, Any] = {}
     if reference == "state dict before":
         given = {"reference": copy.deepcopy(model.state_dict())}
     start = copy.deepcopy(model.state_dict())
     train(model, SGD(model.parameters(), lr=0.5))  # not attached
-    wanted = memory.check(old_batch())
+    wanted = memory.check(make_old_batch())
     assert wanted.leak > 0.01
     assert wanted.drift > 0.01
     if reference == "state dict after":
@@ -195,7 +195,7 @@ def test_a_check_after_wrapping_modules_is_that_of_before(wrap: Callable[[nn.Mod
                 parameter.copy_(value)
     else:
         wrap_layers(model, wrap)
-    assert memory.check(old_batch(), **given) == wanted
+    assert memory.check(make_old_batch(), **given) == wanted
 
 
 @wrapped
@@ -208,11 +208,11 @@ def test_a_check_of_modules_that_were_wrapped_from_the_start_sees_the_drift(
     wrap_layers(model, wrap)
     results = []
     for each in (bare, model):
-        memory = remember(each)
+        memory = make_memory(each)
         given = {} if reference == "anchor" else {"reference": copy.deepcopy(each.state_dict())}
         each.eval()
         train(each, SGD(each.parameters(), lr=0.5))
-        results.append(memory.check(old_batch(), **given))
+        results.append(memory.check(make_old_batch(), **given))
     wanted, found = results
     assert wanted.drift > 0.01
     assert found.drift == wanted.drift
@@ -222,21 +222,21 @@ def test_a_check_of_modules_that_were_wrapped_from_the_start_sees_the_drift(
 @wrapped
 def test_modules_that_were_wrapped_after_an_update_are_protected(wrap: Callable[[nn.Module], Any]) -> None:
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     optimizer = Adam(model.parameters(), lr=0.01)
     memory.attach(optimizer)
     wrap_layers(model, wrap)
     model.eval()
     train(model, optimizer)
     assert_no_leak(memory)
-    memory.update([old_batch()])
+    memory.update([make_old_batch()])
     train(model, optimizer)
-    assert memory.check(old_batch()).leak < LIMIT
+    assert memory.check(make_old_batch()).leak < LIMIT
 
 
 def test_the_rounding_in_a_blocked_weight_that_was_zero_is_no_leak() -> None:
     model = nn.Sequential(nn.Linear(8, 6, bias=False))
-    nn.init.zeros_(model[0].weight)  # as the matrix B of LoRA
+    nn.init.zeros_(model[0].weight)  # as matrix B of LoRA
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     with pytest.warns(UserWarning, match="nearly all of the capacity"):
         memory.update([torch.randn(40, 8)])
@@ -268,16 +268,16 @@ COPIES: dict[str, Callable[[sgp.GradientMemory], Any]] = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_a_copy_of_a_memory_goes_on_by_itself(how: str) -> None:
+def test_a_copy_of_a_memory_is_independent(how: str) -> None:
     model = make_model()
-    memory = remember(model)
+    memory = make_memory(model)
     original = Adam(model.parameters(), lr=0.01)
     memory.attach(original, every=4)
     train(model, original, steps=4)
     copied = COPIES[how](memory)
     assert repr(copied) == repr(memory)
     assert copied.model is not model
-    assert copied.check(old_batch()) == memory.check(old_batch())
+    assert copied.check(make_old_batch()) == memory.check(make_old_batch())
     before = copy.deepcopy(model.state_dict())
     optimizer = Adam(copied.model.parameters(), lr=0.01)
     copied.attach(optimizer)
@@ -288,9 +288,9 @@ def test_a_copy_of_a_memory_goes_on_by_itself(how: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_model_and_its_memory_that_are_copied_together_stay_together() -> None:
+def test_a_copied_memory_belongs_to_the_model_that_was_copied_with_it() -> None:
     model = make_model()
-    copied_model, copied = copy.deepcopy((model, remember(model)))
+    copied_model, copied = copy.deepcopy((model, make_memory(model)))
     assert copied.model is copied_model
 
 
@@ -298,7 +298,7 @@ def test_an_average_of_the_steps_where_the_change_is_projected_is_protected() ->
     averages = []
     for when in (4, 1):
         model = make_model()
-        memory = remember(model)
+        memory = make_memory(model)
         optimizer = Adam(model.parameters(), lr=0.01)
         memory.attach(optimizer, every=4)
         before = copy.deepcopy(model.state_dict())
@@ -310,7 +310,7 @@ def test_an_average_of_the_steps_where_the_change_is_projected_is_protected() ->
                 for name, value in model.named_parameters():
                     average[name].lerp_(value.detach(), 0.5)
         model.load_state_dict(average)
-        averages.append(memory.check(old_batch(), reference=before).leak)
+        averages.append(memory.check(make_old_batch(), reference=before).leak)
     assert averages[0] < LIMIT < 0.01 < averages[1]  # docs/limits.md says so
 
 

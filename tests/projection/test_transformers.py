@@ -1,4 +1,4 @@
-"""Models of libraries that people use, tiny and with random weights: nothing is fetched."""
+"""Tiny models of transformers and timm with random weights; nothing is downloaded."""
 
 import copy
 import importlib
@@ -20,16 +20,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:(ViTEmbeddings|ConvNextLayer). u
 Batch = dict[str, Tensor]
 
 
-def text(seed: int) -> Batch:
+def make_text(seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    # Each task has words of its own.
+    # The tasks have different words.
     words = torch.randint(20 * seed, 20 * (seed + 1), (3, 5), generator=generator)
     return {"input_ids": words, "attention_mask": torch.ones_like(words)}
 
 
-def pictures(seed: int, *, n: int = 2, size: int = 16) -> Batch:
+def make_pictures(seed: int, *, n: int = 2, size: int = 16) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    # Low rank, as smooth pictures are, so that the patches leave room.
+    # Low rank, as smooth images are, so that the patches leave free directions.
     axes = [torch.randn(n, 3, 2, size, generator=generator).cumsum(-1) / 2 for _ in range(2)]
     return {"pixel_values": torch.einsum("ncrh,ncrw->nchw", *axes)}
 
@@ -49,7 +49,7 @@ def bert() -> nn.Module:
 
 
 def albert() -> nn.Module:
-    """One layer, called twice."""
+    """Return a model of one layer that is called twice."""
     return transformers.AlbertModel(
         transformers.AlbertConfig(
             vocab_size=60,
@@ -113,8 +113,8 @@ def low_rank_bert(rank: int = 20) -> nn.Module:
     return peft.get_peft_model(bert(), config)
 
 
-def main_output(model: nn.Module, batch: Batch) -> Tensor:
-    """The features of a batch in eval mode."""
+def get_main_output(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the features of a batch in eval mode."""
     modes = {module: module.training for module in model.modules()}
     with torch.no_grad():
         outputs = model.eval()(**batch)
@@ -128,29 +128,29 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step
     for _ in range(steps):
         optimizer.zero_grad()
         outputs = model(**batch)[0]
-        # Outputs behind a norm layer have a fixed length; what can be learned is where they point.
+        # Outputs of a norm layer have a fixed length, so only their direction can be learned.
         (outputs - torch.linspace(-1, 1, outputs.shape[-1])).square().mean().backward()
         optimizer.step()
 
 
 MODELS = [
-    pytest.param(bert, text, 1.0, 1e-4, id="bert"),
-    pytest.param(albert, text, 1.0, 1e-4, id="albert"),
-    pytest.param(llama, text, 1.0, 1e-4, id="llama"),
-    pytest.param(vit, pictures, 1.0, 1e-4, id="vit"),
-    pytest.param(resnet, pictures, 0.99, 0.1, id="resnet"),
-    pytest.param(convnext, pictures, 0.999, 0.1, id="convnext"),
-    pytest.param(low_rank_bert, text, 1.0, 1e-4, id="lora"),
+    pytest.param(bert, make_text, 1.0, 1e-4, id="bert"),
+    pytest.param(albert, make_text, 1.0, 1e-4, id="albert"),
+    pytest.param(llama, make_text, 1.0, 1e-4, id="llama"),
+    pytest.param(vit, make_pictures, 1.0, 1e-4, id="vit"),
+    pytest.param(resnet, make_pictures, 0.99, 0.1, id="resnet"),
+    pytest.param(convnext, make_pictures, 0.999, 0.1, id="convnext"),
+    pytest.param(low_rank_bert, make_text, 1.0, 1e-4, id="lora"),
 ]
 
 
-# The layers that see most are nearly full at these thresholds, which is what they are for here.
+# Layers with many different inputs are nearly full at these thresholds, as intended here.
 @pytest.mark.filterwarnings("ignore:.*can hardly learn")
 @pytest.mark.parametrize(("make", "data", "threshold", "share"), MODELS)
-def test_training_on_a_second_task_hardly_moves_the_outputs_of_the_first(
+def test_training_on_a_second_task_hardly_changes_the_outputs_of_the_first(
     make: Callable[[], nn.Module], data: Callable[[int], Batch], threshold: float, share: float
 ) -> None:
-    """``share``: how much of the unprotected copy's drift may be left."""
+    """``share`` is the largest drift relative to an unprotected copy."""
     torch.manual_seed(0)
     model = make()
     first, second = data(0), data(1)
@@ -166,20 +166,20 @@ def test_training_on_a_second_task_hardly_moves_the_outputs_of_the_first(
         optimizer = torch.optim.AdamW([p for p in trained.parameters() if p.requires_grad], lr=1e-3)
         if is_attached:
             memory.attach(optimizer)
-        old, new = main_output(trained, first), main_output(trained, second)
+        old, new = get_main_output(trained, first), get_main_output(trained, second)
         torch.manual_seed(1)  # the same dropout for both
         train(trained, optimizer, second)
-        drifts.append(float((main_output(trained, first) - old).norm() / old.norm()))
-        gains.append(float((main_output(trained, second) - new).norm() / new.norm()))
+        drifts.append(float((get_main_output(trained, first) - old).norm() / old.norm()))
+        gains.append(float((get_main_output(trained, second) - new).norm() / new.norm()))
     assert drifts[1] > 1e-2
     assert drifts[0] < share * drifts[1]
-    assert gains[0] > max(1e-3, 3 * drifts[0])  # the second task is learned all the same
+    assert gains[0] > max(1e-3, 3 * drifts[0])  # the second task is learned
 
     check = memory.check(first)
     assert check.leak < 1e-5
     assert check.drift < share  # of all outputs, not only the first
     assert {layer.layer for layer in check.layers} == set(memory.subspaces)
-    # What drifted in one layer is the input of the next, so a little less is held than at the update.
+    # The drift of one layer changes the input of the next, so a little less is captured than at the update.
     assert all(layer.captured > 0.95 for layer in check.layers)
     assert list(model.state_dict()) == keys
     memory.update([second])
@@ -192,7 +192,7 @@ def test_training_on_a_second_task_hardly_moves_the_outputs_of_the_first(
     [
         pytest.param(
             bert,
-            text,
+            make_text,
             [
                 "embeddings.word_embeddings",
                 "encoder.layer.0.attention.self.query",
@@ -204,28 +204,28 @@ def test_training_on_a_second_task_hardly_moves_the_outputs_of_the_first(
         ),
         pytest.param(
             vit,
-            pictures,
+            make_pictures,
             ["embeddings.patch_embeddings.projection", "pooler.dense"],
-            {"embeddings.cls_token": "unsupported layer type ViTEmbeddings", "layernorm.weight": "norm"},
+            {"embeddings.cls_token": "unknown layer type ViTEmbeddings", "layernorm.weight": "norm"},
             id="vit",
         ),
         pytest.param(
             resnet,
-            pictures,
+            make_pictures,
             ["resnet.embedder.embedder.convolution", "classifier.1"],
             {"resnet.embedder.embedder.normalization.weight": "norm"},
             id="resnet",
         ),
         pytest.param(
             convnext,
-            pictures,
+            make_pictures,
             ["encoder.stages.0.layers.0.dwconv", "encoder.stages.1.layers.0.pwconv2"],
             {"encoder.stages.0.layers.0.layernorm.weight": "norm"},
             id="convnext",
         ),
         pytest.param(
             low_rank_bert,
-            text,
+            make_text,
             [f"base_model.model.encoder.layer.0.attention.self.query.lora_{x}.default" for x in "AB"],
             {
                 "base_model.model.encoder.layer.0.attention.self.query.base_layer.weight": (
@@ -236,7 +236,7 @@ def test_training_on_a_second_task_hardly_moves_the_outputs_of_the_first(
         ),
     ],
 )
-def test_the_summary_names_what_is_protected_and_what_is_not(
+def test_the_summary_lists_protected_and_unprotected_parameters(
     make: Callable[[], nn.Module], data: Callable[[int], Batch], protected: list[str], not_protected: dict[str, str]
 ) -> None:
     torch.manual_seed(0)
@@ -253,7 +253,26 @@ def test_the_summary_names_what_is_protected_and_what_is_not(
         assert any(fnmatch(name, word) for word in words), name
 
 
-def test_a_low_rank_model_protects_its_corrections_and_nothing_else() -> None:
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe"])
+def test_fused_experts_and_routers_give_one_warning_with_their_share(kind: str) -> None:
+    settings = {"num_experts_per_tok": 2, "num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 24}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, **settings, **attention
+    )
+    model = getattr(transformers, f"{kind}Model")(config)
+    with pytest.warns(UserWarning, match="unknown layer types") as found:
+        memory = sgp.GradientMemory(model, threshold=0.9)
+    frozen = [name for name, reason in memory.capacity().frozen.items() if reason.startswith("unknown layer type")]
+    share = sum(model.get_parameter(name).numel() for name in frozen) / sum(p.numel() for p in model.parameters())
+    assert [str(warning.message).partition(", which")[0] for warning in found] == [
+        f"{kind}Experts, {kind}TopKRouter: unknown layer types, with {share:.1%} of all parameters"
+    ]
+    assert len(frozen) == 6  # of each layer: the router and two matrices of the experts
+    assert found[0].filename == __file__
+
+
+def test_a_lora_model_protects_its_adapters_only() -> None:
     memory = sgp.GradientMemory(low_rank_bert(), threshold=0.95, strict=True)
     names = [layer.layer for layer in memory.capacity().layers]
     assert len(names) == 8  # two layers, query and value, down and up
@@ -261,22 +280,22 @@ def test_a_low_rank_model_protects_its_corrections_and_nothing_else() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*can hardly learn")
-def test_a_correction_of_low_rank_that_is_full_leaks_nothing() -> None:
-    # Its input has few dimensions, all of them blocked: the weight may move by rounding and no more.
+def test_a_full_lora_adapter_does_not_leak() -> None:
+    # Its input has few dimensions, which are all blocked: the weight may change by rounding only.
     torch.manual_seed(0)
     model = low_rank_bert(rank=4)
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
-    memory.update([text(0)])
+    memory.update([make_text(0)])
     full = [layer.layer for layer in memory.capacity().layers if layer.free == 0]
     assert full == [name for name in memory.subspaces if ".lora_B." in name]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-1)
     memory.attach(optimizer)
     before = {name: model.get_parameter(f"{name}.weight").detach().clone() for name in full}
-    train(model, optimizer, text(1))
+    train(model, optimizer, make_text(1))
     for name, weight in before.items():
         now = model.get_parameter(f"{name}.weight").detach()
         assert float((now - weight).norm() / weight.norm()) < 1e-5
-    assert memory.check(text(0)).leak < 1e-5
+    assert memory.check(make_text(0)).leak < 1e-5
 
 
 def test_an_output_layer_that_shares_its_embedding_is_protected_from_both_sides() -> None:
@@ -295,14 +314,14 @@ def test_an_output_layer_that_shares_its_embedding_is_protected_from_both_sides(
     assert {"cls.predictions.decoder", "bert.embeddings.word_embeddings"} <= layers
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     memory.attach(optimizer)
-    memory.update([text(0)])
-    before, others = main_output(model, text(0)), main_output(model, text(1))
+    memory.update([make_text(0)])
+    before, others = get_main_output(model, make_text(0)), get_main_output(model, make_text(1))
     words = model.bert.embeddings.word_embeddings.weight.detach().clone()
-    train(model, optimizer, text(1))
-    assert float((main_output(model, text(1)) - others).norm() / others.norm()) > 0.1
-    assert float((main_output(model, text(0)) - before).norm() / before.norm()) < 1e-4
+    train(model, optimizer, make_text(1))
+    assert float((get_main_output(model, make_text(1)) - others).norm() / others.norm()) > 0.1
+    assert float((get_main_output(model, make_text(0)) - before).norm() / before.norm()) < 1e-4
     moved = (model.bert.embeddings.word_embeddings.weight.detach() - words).norm(dim=1)
-    used = torch.zeros(60, dtype=torch.bool).index_fill(0, text(0)["input_ids"].flatten(), True)
+    used = torch.zeros(60, dtype=torch.bool).index_fill(0, make_text(0)["input_ids"].flatten(), True)
     assert moved[used].max() < 1e-6 < moved[~used].min()
 
 
@@ -319,20 +338,20 @@ def test_gpt2s_transposed_layers_are_protected() -> None:
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf, strict=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     memory.attach(optimizer)
-    memory.update([text(0)], forward=lambda batch: model(**batch, use_cache=False))
+    memory.update([make_text(0)], forward=lambda batch: model(**batch, use_cache=False))
     assert {"wte", "wpe", "h.0.attn.c_attn", "h.0.mlp.c_proj"} <= memory.subspaces.keys()
-    before, others = main_output(model, text(0)), main_output(model, text(1))
-    train(model, optimizer, text(1))
-    learned = float((main_output(model, text(1)) - others).norm())
+    before, others = get_main_output(model, make_text(0)), get_main_output(model, make_text(1))
+    train(model, optimizer, make_text(1))
+    learned = float((get_main_output(model, make_text(1)) - others).norm())
     assert learned > 0.1
-    assert float((main_output(model, text(0)) - before).norm()) < 1e-4 * learned
+    assert float((get_main_output(model, make_text(0)) - before).norm()) < 1e-4 * learned
 
 
-def test_query_key_and_value_share_one_set_of_bases_and_the_summary_says_so() -> None:
+def test_query_key_and_value_share_bases_and_the_summary_lists_them() -> None:
     torch.manual_seed(0)
     memory = sgp.GradientMemory(bert(), threshold=0.9)
-    memory.update([text(0), text(1)])
-    memory.update([text(2)])
+    memory.update([make_text(0), make_text(1)])
+    memory.update([make_text(2)])
     names = [f"encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
     assert len({id(memory.subspaces[name]) for name in names}) == 1
     assert memory.subspaces["encoder.layer.1.attention.self.query"] is not memory.subspaces[names[0]]
@@ -346,13 +365,13 @@ def test_query_key_and_value_share_one_set_of_bases_and_the_summary_says_so() ->
 def test_gate_and_up_share_one_set_of_bases() -> None:
     torch.manual_seed(0)
     memory = sgp.GradientMemory(llama(), threshold=0.9)
-    memory.update([text(0), text(1)])
+    memory.update([make_text(0), make_text(1)])
     for names in (("mlp.gate_proj", "mlp.up_proj"), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")):
         assert len({id(memory.subspaces[f"layers.0.{name}"]) for name in names}) == 1
     assert memory.subspaces["layers.0.mlp.down_proj"] is not memory.subspaces["layers.0.mlp.gate_proj"]
 
 
-def padded(batch: Batch, length: int = 11) -> Batch:
+def make_padded(batch: Batch, length: int = 11) -> Batch:
     missing = length - batch["input_ids"].shape[1]
     return {
         "input_ids": nn.functional.pad(batch["input_ids"], (0, missing), value=59),
@@ -364,7 +383,7 @@ def test_padding_does_not_count() -> None:
     torch.manual_seed(0)
     model = bert()
     spaces = []
-    for batches in ([text(0), text(1)], [padded(text(0)), padded(text(1))]):
+    for batches in ([make_text(0), make_text(1)], [make_padded(make_text(0)), make_padded(make_text(1))]):
         memory = sgp.GradientMemory(model, threshold=0.9)
         memory.update(batches)
         spaces.append(memory.subspaces)
@@ -372,13 +391,13 @@ def test_padding_does_not_count() -> None:
         other = spaces[1][name]
         assert plain.rank.tolist() == other.rank.tolist(), name
         if isinstance(plain, TokenSubspace):
-            assert importances(plain) == importances(other), name
+            assert list_importances(plain) == list_importances(other), name
             continue
         projectors = [(s.basis * s.importance.unsqueeze(1)) @ s.basis.mT for s in (plain, other)]
         torch.testing.assert_close(*projectors, atol=1e-4, rtol=0)
 
 
-def importances(space: Any) -> dict[int, float]:
+def list_importances(space: Any) -> dict[int, float]:
     return dict(zip(space.tokens.tolist(), space.importance[0].tolist(), strict=True))
 
 
@@ -402,7 +421,7 @@ def test_positions_count_once_for_every_sentence_however_these_are_batched(
         memory = sgp.GradientMemory(model, threshold=1.0, alpha=1.0)
         cut = zip(*(torch.split(value, size) for value in whole.values()), strict=True)
         memory.update([dict(zip(whole, part, strict=True)) for part in cut], samples=samples)
-        found.append(importances(memory.subspaces[name]))
+        found.append(list_importances(memory.subspaces[name]))
     assert found[0] == found[1] == found[2]
     counts = mask[:samples].sum(0)
     root = (counts / counts.max()).sqrt()
@@ -413,20 +432,20 @@ def test_positions_count_once_for_every_sentence_however_these_are_batched(
 def test_positions_that_all_sentences_share_count_if_one_of_them_has_them() -> None:
     # BERT looks its positions up once for the whole batch, whose first sentence may be the shortest.
     torch.manual_seed(0)
-    batch = padded(text(0))
+    batch = make_padded(make_text(0))
     batch["attention_mask"][0, 2:] = 0
     memory = sgp.GradientMemory(bert(), threshold=1.0)
     memory.update([batch])
     assert sorted(memory.subspaces["embeddings.position_embeddings"].tokens.tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_a_mask_of_ones_own_says_what_counts() -> None:
+def test_a_given_mask_selects_positions() -> None:
     torch.manual_seed(0)
     model = bert()
     ranks = []
     for mask in (None, lambda batch: batch["attention_mask"], lambda batch: torch.ones_like(batch["attention_mask"])):
         memory = sgp.GradientMemory(model, threshold=0.95)
-        memory.update([padded(text(0))], mask=mask)
+        memory.update([make_padded(make_text(0))], mask=mask)
         ranks.append({name: int(space.rank) for name, space in memory.subspaces.items()})
     assert ranks[0] == ranks[1]
     assert ranks[2]["encoder.layer.1.output.dense"] > ranks[0]["encoder.layer.1.output.dense"]
@@ -443,8 +462,8 @@ def test_padding_does_not_count_where_the_dict_is_packed_with_labels(pack: Calla
     torch.manual_seed(0)
     model = bert()
     plain, packed = (sgp.GradientMemory(model, threshold=0.9) for _ in range(2))
-    plain.update([padded(text(0))])
-    packed.update([pack(padded(text(0)))], forward=lambda batch: model(**batch[0]))
+    plain.update([make_padded(make_text(0))])
+    packed.update([pack(make_padded(make_text(0)))], forward=lambda batch: model(**batch[0]))
     for name, space in plain.subspaces.items():
         assert all(
             torch.equal(a, b)
@@ -452,10 +471,10 @@ def test_padding_does_not_count_where_the_dict_is_packed_with_labels(pack: Calla
         ), name
 
 
-def test_the_mask_of_one_of_several_batches_in_a_list_is_not_that_of_the_others() -> None:
+def test_the_mask_of_one_batch_in_a_list_does_not_apply_to_the_others() -> None:
     torch.manual_seed(0)
     model = bert()
-    short, long = padded(text(0)), text(1) | {"input_ids": padded(text(1))["input_ids"]}
+    short, long = make_padded(make_text(0)), make_text(1) | {"input_ids": make_padded(make_text(1))["input_ids"]}
     long["attention_mask"] = torch.ones_like(long["input_ids"])
     memory = sgp.GradientMemory(model, threshold=1.0)
     memory.update([[short, long]], forward=lambda batch: [model(**part) for part in batch])
@@ -477,22 +496,24 @@ def test_a_mask_that_fits_no_batch_is_refused_and_nothing_changes(
 ) -> None:
     memory = sgp.GradientMemory(bert(), threshold=0.95)
     with pytest.raises(error, match=message):
-        memory.update([text(0)], mask=mask)
+        memory.update([make_text(0)], mask=mask)
     with pytest.raises(error, match=message):
-        memory.plan(10, text(0), mask=mask)
+        memory.plan(10, make_text(0), mask=mask)
     assert memory.tasks == 0
 
 
 def test_layers_whose_positions_are_all_masked_out_are_named() -> None:
     memory = sgp.GradientMemory(bert(), threshold=0.9)
-    with pytest.warns(UserWarning, match=r"no input reached .*encoder\.layer\.0\.attention\.self\.query.*mask left"):
-        memory.update([text(0)], mask=lambda batch: torch.zeros_like(batch["attention_mask"]))
-    assert set(memory.subspaces) == {"pooler.dense"}  # which has no positions
+    with pytest.warns(
+        UserWarning, match=r"no input reached .*encoder\.layer\.0\.attention\.self\.query.*mask excluded"
+    ):
+        memory.update([make_text(0)], mask=lambda batch: torch.zeros_like(batch["attention_mask"]))
+    assert set(memory.subspaces) == {"pooler.dense"}  # the only layer without positions
 
 
 def test_a_mask_need_not_fit_every_layer() -> None:
     memory = sgp.GradientMemory(bert(), threshold=0.9)
-    memory.update([text(0)], mask=lambda batch: torch.zeros(3, 4))  # the texts have five words
+    memory.update([make_text(0)], mask=lambda batch: torch.zeros(3, 4))  # the texts have five words
     assert len(memory.subspaces) == len(memory.capacity().layers)
 
 
@@ -510,7 +531,7 @@ def test_a_timm_model_is_protected() -> None:
     memory = sgp.GradientMemory(model, threshold=1.0, alpha=math.inf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     memory.attach(optimizer)
-    first, second = (pictures(seed, size=32)["pixel_values"] for seed in (0, 1))
+    first, second = (make_pictures(seed, size=32)["pixel_values"] for seed in (0, 1))
     memory.update([first])
     for _ in range(20):
         optimizer.zero_grad()

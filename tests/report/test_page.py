@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens from the disk, sorts, tells its values, and asks nobody for anything."""
+"""The page in a real browser opens from the disk, sorts tables, shows values, and makes no request."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="of the extra 'report'")
 pytest.importorskip("jinja2", reason="of the extra 'report'")
 pytest.importorskip("selenium", reason="drives the browser")
 
-from report.written import falling, written
+from report.run_folders import make_rows, write_run
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -33,15 +33,15 @@ BAD = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report of runs one of which has a nasty name."""
+    """Return a report of runs, one of which has a hostile name."""
     place = tmp_path_factory.mktemp("report")
     for method, start in (("finetune", 60.0), ("gpm", 70.0), ("sgp", 75.0)):
         for seed in range(2):
             config = configure("digits", method, tasks=3, seed=seed, threads=1)
             path = place / "runs" / BAD / f"{method}{seed}"
-            written(path, config, falling(3, start + seed), names=[BAD, "b", "c"], told=False)
+            write_run(path, config, make_rows(3, start + seed), names=[BAD, "b", "c"], is_current=False)
     config = configure("split-cifar100", "sgp", threads=1)
-    written(place / "runs" / "cifar", config, falling(10, 80.0), told=False)
+    write_run(place / "runs" / "cifar", config, make_rows(10, 80.0), is_current=False)
     return write_report([place / "runs"], place / "out").page
 
 
@@ -73,7 +73,7 @@ def heading(browser: webdriver.Chrome, number: int) -> Any:
     return browser.find_elements(By.CSS_SELECTOR, "#table-results-digits thead th")[number]
 
 
-def test_it_opens_without_a_word_in_the_console_or_a_request(browser: webdriver.Chrome, page: Path) -> None:
+def test_it_opens_without_console_messages_or_requests(browser: webdriver.Chrome, page: Path) -> None:
     assert browser.title == "Continual learning results"
     assert browser.get_log("browser") == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -84,14 +84,14 @@ def test_it_opens_without_a_word_in_the_console_or_a_request(browser: webdriver.
     assert not [each for each in asked if each["request"]["url"].startswith("http")]
 
 
-def test_a_run_called_script_is_just_a_name(browser: webdriver.Chrome) -> None:
+def test_a_run_named_script_is_shown_as_text(browser: webdriver.Chrome) -> None:
     assert len(browser.find_elements(By.TAG_NAME, "script")) == 1
     assert BAD in browser.find_element(By.ID, "runs").text
     tips = browser.execute_script("return [...document.querySelectorAll('.mark')].map((mark) => mark.dataset.tip)")
     assert any(BAD in tip for tip in tips)
 
 
-def test_a_table_sorts_by_a_click_and_back(browser: webdriver.Chrome) -> None:
+def test_a_click_sorts_a_table_in_both_directions(browser: webdriver.Chrome) -> None:
     button = heading(browser, 1).find_element(By.TAG_NAME, "button")
     button.click()
     assert heading(browser, 1).get_attribute("aria-sort") == "descending"
@@ -101,7 +101,7 @@ def test_a_table_sorts_by_a_click_and_back(browser: webdriver.Chrome) -> None:
     assert column(browser, 0) == ["Finetuning", "GPM", "SGP"]
 
 
-def test_a_table_sorts_by_the_keyboard_and_blank_cells_stay_last(browser: webdriver.Chrome) -> None:
+def test_the_keyboard_sorts_a_table_and_blank_cells_stay_last(browser: webdriver.Chrome) -> None:
     titles = [each.text for each in browser.find_elements(By.CSS_SELECTOR, "#table-results-digits thead th")]
     number = titles.index("FWT against GPM")
     for direction in ("descending", "ascending"):
@@ -111,7 +111,7 @@ def test_a_table_sorts_by_the_keyboard_and_blank_cells_stay_last(browser: webdri
     assert len(browser.find_elements(By.CSS_SELECTOR, "#table-results-digits th[aria-sort]")) == 1
 
 
-def test_a_number_leads_to_its_runs(browser: webdriver.Chrome) -> None:
+def test_a_number_links_to_its_runs(browser: webdriver.Chrome) -> None:
     link = browser.find_element(By.CSS_SELECTOR, "#table-results-digits tbody td a")
     target = str(link.get_attribute("href")).partition("#")[2]
     browser.execute_script("arguments[0].click()", link)
@@ -119,7 +119,7 @@ def test_a_number_leads_to_its_runs(browser: webdriver.Chrome) -> None:
     assert "sgp run digits --method" in browser.find_element(By.ID, target).text
 
 
-def test_arrow_keys_tell_the_values_of_a_plot(browser: webdriver.Chrome) -> None:
+def test_arrow_keys_step_through_the_values_of_a_plot(browser: webdriver.Chrome) -> None:
     plot = browser.find_element(By.CSS_SELECTOR, "#figure-digits-learned .plot")
     tip = browser.find_element(By.ID, "tip")
     plot.send_keys(Keys.ARROW_RIGHT)
@@ -133,7 +133,7 @@ def test_arrow_keys_tell_the_values_of_a_plot(browser: webdriver.Chrome) -> None
     assert not tip.is_displayed()
 
 
-def test_the_pointer_tells_the_value_it_is_at(browser: webdriver.Chrome) -> None:
+def test_the_pointer_shows_the_value_at_its_position(browser: webdriver.Chrome) -> None:
     mark = browser.find_element(By.CSS_SELECTOR, "#figure-digits-learned .mark")
     # The page hears of a scroll with its next frame, and hides then what the pointer was at before.
     browser.execute_async_script(
@@ -153,7 +153,7 @@ def background(browser: webdriver.Chrome) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-def test_it_is_light_or_dark_as_the_reader_wishes(browser: webdriver.Chrome) -> None:
+def test_the_page_follows_the_preferred_colour_scheme(browser: webdriver.Chrome) -> None:
     shades = {}
     for wish in ("light", "dark"):
         feature = {"name": "prefers-color-scheme", "value": wish}
@@ -176,5 +176,5 @@ def test_the_page_fits_the_width_of_the_screen(browser: webdriver.Chrome, width:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_nothing_went_wrong_meanwhile(browser: webdriver.Chrome) -> None:
+def test_the_console_has_no_errors(browser: webdriver.Chrome) -> None:
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []

@@ -1,4 +1,4 @@
-"""Games need the extras; without them there is nothing to collect here."""
+"""Tests of games are collected only if the extras are installed."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,7 +11,7 @@ collect_ignore_glob = [] if all(map(find_spec, NEEDED)) else ["test_*.py"]
 
 @pytest.fixture(autouse=True)
 def _signs() -> Iterator[None]:
-    """The tests' own benchmark is there while they run, and no longer."""
+    """Register the benchmark of the tests while they run."""
     from rl import signs
 
     from sgp.benchmarks import BENCHMARKS

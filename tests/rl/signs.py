@@ -1,6 +1,6 @@
-"""A game that is small enough for tests: a sign shows which action pays, and a game is a few signs long.
+"""A small game for tests: a sign shows which action is rewarded, and a game is a few signs long.
 
-It is also a file for `sgp run --import`.
+The file is also imported by `sgp run --import`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from sgp.benchmarks import BENCHMARKS, GameBenchmark
-from sgp.rl.games import Frames, GameEnv, GameStream, GameTask, Played, Scale, named
+from sgp.rl.games import Frames, GameEnv, GameStream, GameTask, Scale, StepResult, parse_games
 
 INPUTS = (10, 10, 10)
 ACTIONS = {"two": 2, "three": 3, "five": 5}
@@ -23,14 +23,14 @@ PAY = 7.0
 
 @dataclass(frozen=True)
 class Signs:
-    """Signs that say what to do."""
+    """Settings of the game of signs."""
 
     games: str = "two,three"
-    """Which: two, three or five actions."""
+    """Names of the games, by their number of actions: two, three or five."""
     length: int = 6
-    """Of a game."""
+    """Length of a game in steps."""
     cut: int = 1000
-    """A game is cut off after so many steps."""
+    """Number of steps after which a game is truncated."""
 
 
 class SignEnv(GameEnv):
@@ -45,14 +45,14 @@ class SignEnv(GameEnv):
         space = Box(low=0, high=1, shape=INPUTS, dtype=np.uint8)
         super().__init__(name, copies, space, ACTIONS[name], clip_rewards=True)
 
-    def begin(self, seeds: Sequence[int | None]) -> Frames:
+    def start_games(self, seeds: Sequence[int | None]) -> Frames:
         for copy, seed in enumerate(seeds):
             if seed is not None:
                 self._random[copy] = np.random.RandomState(seed)
         self._steps[:] = 0
         return self._show(range(self.num_envs))
 
-    def play(self, actions: NDArray[np.int64]) -> Played:
+    def play_step(self, actions: NDArray[np.int64]) -> StepResult:
         if self.fail_at is not None and self.fail_at():
             raise MemoryError("no more signs")
         rewards = np.where(actions == self._signs, PAY, -1.0).astype(np.float32)
@@ -63,7 +63,7 @@ class SignEnv(GameEnv):
         life = self._steps % 2 == 0
         self._steps[lost | cut] = 0
         frames = self._show(range(self.num_envs))
-        return Played(frames, rewards, lost | cut | life, lost | cut, cut, last)
+        return StepResult(frames, rewards, lost | cut | life, lost | cut, cut, last)
 
     def _show(self, copies: range) -> Frames:
         for copy in copies:
@@ -83,7 +83,7 @@ def stream(settings: Signs, fail_at: Callable[[], bool] | None = None) -> GameSt
         make = partial(_make, name, settings, fail_at)
         return GameTask(name, ACTIONS[name], make, None if name == "five" else Scale(0.0, PAY * settings.length))
 
-    return GameStream(INPUTS, [task(name) for name in named(settings.games, list(ACTIONS))])
+    return GameStream(INPUTS, [task(name) for name in parse_games(settings.games, list(ACTIONS))])
 
 
 def _make(name: str, settings: Signs, fail_at: Callable[[], bool] | None, copies: int, threads: int) -> SignEnv:

@@ -1,4 +1,4 @@
-"""Runs on games that are small enough for tests."""
+"""Run small games for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ METHODS = {
 
 
 def small(method: str = "sgp", **settings: Any) -> GameConfig:
-    """Two games of signs in three updates each."""
+    """Create a config of two games of signs with three updates each."""
     given = SMALL | METHODS[method] | {"threads": torch.get_num_threads()} | settings
     config = configure("signs", method, **given)
     assert isinstance(config, GameConfig)
@@ -58,7 +58,7 @@ def run(
 
 
 def run_with_stops(path: Path, config: GameConfig, *stops: tuple[int, int]) -> PPOTrainer:
-    """Run a config that is stopped after some updates (task, update), and taken up after each."""
+    """Run a config that is stopped after some updates (task, update), and resume it after each stop."""
     for number, where in enumerate(stops):
 
         def stop(event: str, values: dict[str, Any], where: tuple[int, int] = where) -> None:

@@ -1,4 +1,4 @@
-"""Adam as the published Adam-GP counts."""
+"""Adam has the step counter of the published Adam-GP."""
 
 import math
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
-
 from rl import signs
 from rl.small import SMALL
 
@@ -32,14 +29,14 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def sgp(*arguments: str) -> int:
-    BENCHMARKS._known.pop("signs", None)  # the command imports it anew
+    BENCHMARKS._known.pop("signs", None)  # the command imports it again
     try:
         return main(list(arguments))
     except SystemExit as end:
         return int(end.code or 0)
 
 
-def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
+def test_a_stream_of_games_is_run_stopped_resumed_and_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub = ["signs", *STUB, *TINY, "--memory-samples", "30", "--threshold", "0.9"]
@@ -49,7 +46,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
     assert "accumulated normalised reward" in output
 
     plays = iter(range(10**6))
-    # The command imports the file anew, so that the class is another; what they share is their base.
+    # The command imports the file again, so its class is another one with the same base.
     from sgp.rl.games import GameEnv
 
     step = GameEnv.step_wait
@@ -61,7 +58,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
 
     monkeypatch.setattr(GameEnv, "step_wait", step_wait)
     assert sgp("run", *stub, "--name", "again") == 130
-    assert "Stopped; go on with: sgp run runs/again --resume" in capsys.readouterr().out
+    assert "Stopped; resume with: sgp run runs/again --resume" in capsys.readouterr().out
     monkeypatch.setattr(GameEnv, "step_wait", step)
     assert sgp("run", "runs/again", "--resume", *STUB) == 0
     assert "resuming after task" in capsys.readouterr().out
@@ -92,7 +89,7 @@ def test_a_stream_of_games_is_run_stopped_taken_up_and_shown(
         (["minatar", "--method", "ewc", "--optimizer", "adam-on-projected"], ["ewc projects no steps"]),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_begun(
+def test_a_mistake_is_reported_before_the_run_starts(
     arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "minatar":
@@ -104,7 +101,7 @@ def test_a_mistake_is_told_before_anything_is_begun(
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "module", "told"),
+    ("benchmark", "module", "message"),
     [
         ("minatar", "minatar", 'this needs minatar: pip install "sgp-torch[minatar]"'),
         ("minatar", "stable_baselines3", 'this needs stable-baselines3: pip install "sgp-torch[rl]"'),
@@ -112,15 +109,15 @@ def test_a_mistake_is_told_before_anything_is_begun(
         ("atari", "gymnasium", 'this needs gymnasium: pip install "sgp-torch[rl]"'),
     ],
 )
-def test_a_missing_extra_is_told_in_one_line(
-    benchmark: str, module: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_missing_extra_is_reported_in_one_line(
+    benchmark: str, module: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     assert sgp("run", benchmark) == 2
-    assert capsys.readouterr().err == f"sgp run: {told}\n"
+    assert capsys.readouterr().err == f"sgp run: {message}\n"
 
 
-def test_settings_of_supervised_runs_are_not_asked_of_games(capsys: pytest.CaptureFixture[str]) -> None:
+def test_games_have_no_settings_of_supervised_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert sgp("run", "atari", "--method", "gpm", "--preset", "reference", "--help") == 0
     output = capsys.readouterr().out
     assert "--evaluate-every" in output

@@ -1,4 +1,4 @@
-"""Evaluations play greedily, count what they should, and repeat themselves."""
+"""Evaluations play greedily, count the right games, and are deterministic."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import torch
 from rl.signs import PAY, SignEnv, Signs
 
 from sgp.networks.actor_critic import MINATAR, ActorCritic
-from sgp.rl.evaluate import play
+from sgp.rl.evaluate import play_games
 
 
 class Uneven(SignEnv):
     """Copy 0 plays short games, the others long ones."""
 
-    def play(self, actions):  # type: ignore[no-untyped-def]
-        played = super().play(actions)
+    def play_step(self, actions):  # type: ignore[no-untyped-def]
+        played = super().play_step(actions)
         self._steps[1:] = np.where(played.over[1:], -10, self._steps[1:])
         return played
 
@@ -27,8 +27,8 @@ def network() -> ActorCritic:
 @pytest.mark.parametrize("games", [1, 4, 10])
 def test_as_many_games_are_played_as_asked_for(network: ActorCritic, games: int) -> None:
     env = SignEnv("three", Signs(length=3), copies=games)
-    assert len(play(network, 1, env, games=games, each=False, seed=3)) == games
-    assert len(play(network, 1, env, games=games, each=True, seed=3)) == games
+    assert len(play_games(network, 1, env, games=games, each=False, seed=3)) == games
+    assert len(play_games(network, 1, env, games=games, each=True, seed=3)) == games
 
 
 def test_the_most_probable_action_is_taken(network: ActorCritic) -> None:
@@ -38,14 +38,14 @@ def test_the_most_probable_action_is_taken(network: ActorCritic) -> None:
     env.seed(1)
     env.reset()
     expected = np.where(env._signs == 1, PAY, -1.0)
-    assert sorted(play(network, 1, env, games=50, each=True, seed=1)) == sorted(expected)
+    assert sorted(play_games(network, 1, env, games=50, each=True, seed=1)) == sorted(expected)
 
 
 def test_the_same_policy_plays_the_same_games(network: ActorCritic) -> None:
     env = SignEnv("two", Signs(), copies=5)
-    first = play(network, 0, env, games=5, each=False, seed=8)
-    play(network, 0, env, games=5, each=False, seed=9)
-    assert play(network, 0, env, games=5, each=False, seed=8) == first
+    first = play_games(network, 0, env, games=5, each=False, seed=8)
+    play_games(network, 0, env, games=5, each=False, seed=9)
+    assert play_games(network, 0, env, games=5, each=False, seed=8) == first
 
 
 def test_short_games_count_more_often_unless_each_copy_counts_once(network: ActorCritic) -> None:
@@ -54,8 +54,8 @@ def test_short_games_count_more_often_unless_each_copy_counts_once(network: Acto
     frames: list[int] = []
     step = env.step
     env.step = lambda actions: frames.append(1) or step(actions)  # type: ignore[method-assign, func-returns-value]
-    assert len(play(network, 0, env, games=3, each=True, seed=0)) == 3
+    assert len(play_games(network, 0, env, games=3, each=True, seed=0)) == 3
     assert len(frames) == 2
     frames.clear()
-    assert len(play(network, 0, env, games=5, each=False, seed=0)) == 5
+    assert len(play_games(network, 0, env, games=5, each=False, seed=0)) == 5
     assert len(frames) == 6  # three at once, then two of copy 0

@@ -1,4 +1,4 @@
-"""The published patches: as many as the convolution has outputs, in steps of one from the upper left corner."""
+"""Corner patches are as many as the convolution has outputs, in steps of one from the upper left corner."""
 
 import math
 
@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.methods.fisher import fisher_of_samples
+from sgp.methods.fisher import compute_sample_fisher
 from sgp.networks.actor_critic import ActorCritic
 from sgp.projection.layer_types import get_layer_type
 from sgp.rl.patches import CornerConv2d, use_corner_patches
 
 
-def test_only_strided_convolutions_change_and_not_in_what_they_compute() -> None:
+def test_only_strided_convolutions_are_converted_and_outputs_stay_the_same() -> None:
     torch.manual_seed(0)
     network = ActorCritic([3])
     frames = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
@@ -40,7 +40,7 @@ def test_the_rows_are_the_published_ones() -> None:
     assert torch.equal(rows, torch.stack(expected))
 
 
-def test_what_lies_outside_the_corner_leaves_no_trace_in_a_memory() -> None:
+def test_pixels_outside_the_corner_do_not_change_a_memory() -> None:
     torch.manual_seed(0)
     images = torch.randn(6, 1, 12, 12)
     elsewhere = images.clone()
@@ -60,13 +60,13 @@ def test_what_lies_outside_the_corner_leaves_no_trace_in_a_memory() -> None:
     assert not torch.allclose(bases(images, corner=False)[..., :1], bases(elsewhere, corner=False)[..., :1])
 
 
-def test_a_fisher_information_is_not_misled_by_them() -> None:
+def test_the_fisher_information_ignores_corner_patches() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, kernel_size=4, stride=2), nn.Flatten(), nn.Linear(75, 2))
     batches = [(torch.randn(5, 1, 12, 12), torch.tensor([0, 1, 0, 1, 1]))]
 
     def fisher() -> dict[str, torch.Tensor]:
-        return fisher_of_samples(
+        return compute_sample_fisher(
             model,
             dict(model.named_parameters()),
             batches,

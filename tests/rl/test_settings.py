@@ -63,7 +63,7 @@ def test_ewc_and_blip_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("benchmark", ["atari", "minatar"])
-def test_every_method_of_the_paper_has_a_row_and_a_game_two_scores(benchmark: str) -> None:
+def test_every_method_of_the_paper_has_a_row_and_every_game_two_scores(benchmark: str) -> None:
     assert {(benchmark, method) for method in OF_THE_PAPER} <= set(rows())
     found = scores(benchmark)
     for name in configure(benchmark, "sgp").flat()["games"].split(","):

@@ -1,4 +1,4 @@
-"""Streams of tasks with their protocol, and the metrics that are taken on them.
+"""Streams of tasks with their protocol, and the metrics that are measured on them.
 
 Importing this package does not import torch.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark is to the rest of the package."""
+"""Descriptions of benchmarks: what the rest of the package needs to know to run them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A stream of tasks under a name, with what is needed to run it.
+    """A named stream of tasks for supervised training.
 
     Attributes:
-        name: what it is called on the command line and in tables.
-        description: one sentence for people who choose.
-        settings: dataclass of what can be set; its defaults are the paper's protocol.
-        stream: gives the tasks from the settings, the folder that the data sets lie in (None: $SGP_DATA) and the
-            run's seed.
-        network: name of the network that the paper uses on it.
-        datasets: names of the data sets that it reads; none if it brings its own.
-        shape: of one input, and the number of classes of each head, from the settings: what a network is built for, so
-            that settings which do not go with it are told before any data is read; None if only the data tell.
+        name: Name on the command line and in tables.
+        description: One sentence for lists.
+        settings: Dataclass of the settings; its defaults are the paper's protocol.
+        stream: Function that loads the stream, given the settings, the folder of the data sets (None: $SGP_DATA) and
+            the run's seed.
+        network: Name of the network that the paper uses.
+        datasets: Names of the data sets to read; empty if the benchmark brings its own.
+        shape: Function that returns the shape of one input and the number of classes of each head, given the settings,
+            so that a network can be validated before any data is read; None if the data decide.
     """
 
     name: str
@@ -38,16 +38,16 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class GameBenchmark:
-    """A stream of games that an agent learns one after another, with what is needed to run it.
+    """A named stream of games, which an agent learns one after another.
 
     Attributes:
-        name: what it is called on the command line and in tables.
-        description: one sentence for people who choose.
-        settings: dataclass of what can be set.
-        network: name of the network that is used on it.
-        stream: gives the games from the settings, as `sgp.rl.games.GameStream`; None for those that sgp.rl makes
-            itself, since nothing of reinforcement learning is needed to know their names and settings.
-        datasets: none; a game brings its own.
+        name: Name on the command line and in tables.
+        description: One sentence for lists.
+        settings: Dataclass of the settings.
+        network: Name of the default network.
+        stream: Function that loads the games as a `sgp.rl.games.GameStream`, given the settings; None for the
+            benchmarks that `sgp.rl` loads itself, whose names and settings can so be known without its packages.
+        datasets: Always empty: games bring their own data.
     """
 
     name: str

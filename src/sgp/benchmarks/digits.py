@@ -1,20 +1,20 @@
 """Handwritten digits of 8 x 8 pixels, which come with scikit-learn, so that nothing is downloaded.
 
 Permuted digits: every task has the same ten classes and the same images, with the pixels in another fixed order; only a
-network that keeps one hidden representation per order of pixels can hold them all. Split digits: two classes a task.
+network that keeps one hidden representation per order of pixels can learn them all. Split digits: two classes a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from sgp.benchmarks.datasets.extra import need
 from sgp.benchmarks.settings.digits import Digits
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.stream import Examples, Stream, Task, make_task
+from sgp.extras import import_extra
 from sgp.settings import Range, check_number
 
 PIXELS = 64
@@ -23,67 +23,60 @@ SPLIT_CLASSES = 2
 SPLIT_TASKS = CLASSES // SPLIT_CLASSES
 
 
-def stream(settings: Digits, data: Path | None, seed: int) -> Stream:
-    """The tasks; the images lie in scikit-learn, so that the folder is not looked at."""
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
+def load_stream(settings: Digits, data: Path | None, seed: int) -> Stream:
+    """Load the tasks; the images come with scikit-learn, so the folder is ignored."""
+    whole = permute_digits(settings.tasks, seed) if settings.kind == "permuted" else split_digits(settings.tasks)
 
-    def held_out(task: Task) -> Task:
-        train, validation = hold_out(task.train, settings.validation, held_by)
-        return Task(task.name, task.head, train, validation, task.test)
+    def make(position: int) -> Task:
+        task = whole[position]
+        return make_task(task.name, task.head, task.train, task.test, settings, seed)
 
-    whole = permuted_digits(settings.tasks, seed) if settings.kind == "permuted" else split_digits(settings.tasks)
-    return Stream(whole.names, whole.inputs, whole.heads, lambda position: held_out(whole[position]))
+    return replace(whole, make=make)
 
 
-def permuted_digits(tasks: int = 10, seed: int = 0) -> Stream:
-    """The digits under one random order of pixels after another; no image is held out for validation.
+def permute_digits(tasks: int = 10, seed: int = 0) -> Stream:
+    """Load the digits in one random order of pixels after another, without validation images.
 
-    The order depends on the seed and the task's index alone, so a longer stream begins with the shorter one. Pixels are
-    standardised with one mean and one deviation, those of the training images.
+    The order depends on the seed and the task's index only, so a longer stream begins with the shorter one. Pixels are
+    standardized with one mean and one deviation, those of the training images.
 
     Args:
-        tasks: how many.
-        seed: which orders of pixels.
+        tasks: Number of tasks.
+        seed: Seed that draws the orders of pixels.
     """
     check_number("tasks", tasks, Range(low=1))
     check_number("seed", seed, Range(low=0))
-    train, test = _digits()
+    train, test = _load_digits()
 
-    def permuted(index: int) -> Task:
+    def make(index: int) -> Task:
         order = torch.from_numpy(np.random.default_rng([seed, index]).permutation(PIXELS))
-        ordered = Examples(train.inputs[:, order], train.labels)
-        return Task(names[index], 0, ordered, ordered[:0], Examples(test.inputs[:, order], test.labels))
+        own, held = (Examples(part.inputs[:, order], part.labels) for part in (train, test))
+        return Task(names[index], 0, own, own[:0], held)
 
     names = [f"permutation {index}" for index in range(tasks)]
-    return Stream(names, (PIXELS,), [CLASSES], permuted)
+    return Stream(names, (PIXELS,), [CLASSES], make)
 
 
 def split_digits(tasks: int = SPLIT_TASKS) -> Stream:
-    """Digits 0 and 1, then 2 and 3, and so on, each pair with a head of its own; no image is held out."""
+    """Load digits 0 and 1, then 2 and 3, and so on, each pair with a head of its own, without validation images."""
     tasks = min(tasks, SPLIT_TASKS)
-    train, test = _digits()
+    parts = _load_digits()
 
-    def split(index: int) -> Task:
-        def part(examples: Examples) -> Examples:
-            mine = examples[torch.nonzero(examples.labels // SPLIT_CLASSES == index).flatten()]
-            return Examples(mine.inputs, mine.labels % SPLIT_CLASSES)
-
-        whole = part(train)
-        return Task(names[index], index, whole, whole[:0], part(test))
+    def make(index: int) -> Task:
+        pairs = (part[torch.nonzero(part.labels // SPLIT_CLASSES == index).flatten()] for part in parts)
+        train, test = (Examples(pair.inputs, pair.labels % SPLIT_CLASSES) for pair in pairs)
+        return Task(names[index], index, train, train[:0], test)
 
     names = [f"digits {SPLIT_CLASSES * index} and {SPLIT_CLASSES * index + 1}" for index in range(tasks)]
-    return Stream(names, (PIXELS,), [SPLIT_CLASSES] * tasks, split)
+    return Stream(names, (PIXELS,), [SPLIT_CLASSES] * tasks, make)
 
 
-def _digits() -> tuple[Examples, Examples]:
-    """Training and test images; every fifth image of each class, in file order, is for testing."""
-    load_digits: Callable[..., tuple[np.ndarray, np.ndarray]] = need("sklearn.datasets").load_digits
-    pixels, classes = load_digits(return_X_y=True)
-    inputs = torch.from_numpy(pixels).float()
-    labels = torch.from_numpy(classes).long()
+def _load_digits() -> tuple[Examples, Examples]:
+    """Load training and test images; every fifth image of each class, in file order, is for testing."""
+    pixels, classes = import_extra("sklearn.datasets").load_digits(return_X_y=True)
+    inputs, labels = torch.from_numpy(pixels).float(), torch.from_numpy(classes).long()
     test = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(CLASSES):
         test[torch.nonzero(labels == label)[::5]] = True
-    mean, deviation = inputs[~test].mean(), inputs[~test].std()
-    inputs = (inputs - mean) / deviation
+    inputs = (inputs - inputs[~test].mean()) / inputs[~test].std()
     return Examples(inputs[~test], labels[~test]), Examples(inputs[test], labels[test])

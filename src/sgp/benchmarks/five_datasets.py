@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sgp.benchmarks.datasets import cifar, idx, notmnist, svhn
-from sgp.benchmarks.datasets.images import ImageSet, find
-from sgp.benchmarks.settings.five_datasets import SIDE, FiveDatasets, shape
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.datasets.images import ImageSet, find_data_folder
+from sgp.benchmarks.settings.five_datasets import SIDE, FiveDatasets, get_shape
+from sgp.benchmarks.stream import Examples, Stream, Task, make_task, normalize
 
-# Mean and deviation of the published code, for pixels in [0, 1]; one number is for all three channels.
+# Mean and deviation of the published code, for pixels in [0, 1]; a single number is for all three channels.
 SCALES = {
     "CIFAR-10": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
     "MNIST": ((0.1,), (0.2752,)),
@@ -24,40 +24,35 @@ SCALES = {
 }
 
 
-def stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
-    """The tasks, from the published files in the folder."""
+def load_stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
+    """Load the tasks from the published files."""
     names = list(SCALES)[: settings.tasks]
-    # All at once: a data set that is missing should not be found out hours later.
+    # All at once, so that a missing data set is reported now and not hours later.
     sets = [_read(name, settings, data) for name in names]
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
 
     def make(index: int) -> Task:
-        name, images = names[index], sets[index]
-        prepare = partial(normalised, name=name)
-        whole = Examples(images.train, images.train_labels, prepare)
-        train, validation = hold_out(whole, settings.validation, held_by)
-        return Task(name, index, train, validation, Examples(images.test, images.test_labels, prepare))
+        images, prepare = sets[index], partial(prepare_images, name=names[index])
+        train = Examples(images.train, images.train_labels, prepare)
+        test = Examples(images.test, images.test_labels, prepare)
+        return make_task(names[index], index, train, test, settings, seed)
 
-    return Stream(names, *shape(settings), make)
+    return Stream(names, *get_shape(settings), make)
 
 
 def _read(name: str, settings: FiveDatasets, data: Path | None) -> ImageSet:
     match name:
         case "CIFAR-10":
-            return cifar.read(find(data, cifar.CIFAR10.name), cifar.CIFAR10)
+            return cifar.read(find_data_folder(data, cifar.CIFAR10.name), cifar.CIFAR10)
         case "SVHN":
-            return svhn.read(find(data, svhn.NAME))
+            return svhn.read(find_data_folder(data, svhn.NAME))
         case "notMNIST":
-            return notmnist.read(find(data, notmnist.NAME))
-        case "FashionMNIST" if settings.fashion == "fashion":
-            return idx.read(find(data, idx.FASHION.name), idx.FASHION)
-        case _:
-            return idx.read(find(data, idx.MNIST.name), idx.MNIST)
+            return notmnist.read(find_data_folder(data, notmnist.NAME))
+    form = idx.FASHION if name == "FashionMNIST" and settings.fashion == "fashion" else idx.MNIST
+    return idx.read(find_data_folder(data, form.name), form)
 
 
-def normalised(images: Tensor, name: str) -> Tensor:
-    """Images as the network takes them: [n, 3, 32, 32], with black around smaller ones and grey in three channels."""
+def prepare_images(images: Tensor, name: str) -> Tensor:
+    """Standardize images and convert them to [n, 3, 32, 32]: smaller ones are padded, grey ones are repeated."""
     margin = (SIDE - images.shape[-1]) // 2
     mean, deviation = (torch.tensor(numbers).view(-1, 1, 1) for numbers in SCALES[name])
-    scaled = (F.pad(images, (margin,) * 4).float() / 255 - mean) / deviation
-    return scaled.expand(-1, 3, -1, -1)
+    return normalize(F.pad(images, (margin,) * 4), mean, deviation).expand(-1, 3, -1, -1)

@@ -1,4 +1,4 @@
-"""Three games of MinAtar in a row: Atari games of 10 x 10 pixels, for minutes instead of days; sgp.rl plays them."""
+"""Settings of three MinAtar games: Atari games of 10 x 10 pixels, for minutes instead of days; sgp.rl plays them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sgp.settings import Settings, check_names, setting
 
 @dataclass(frozen=True)
 class MinAtar(Settings):
-    """Games of 10 x 10 pixels with a channel for each kind of thing, padded to ten channels for all games."""
+    """Games of 10 x 10 pixels with a channel for each kind of object, padded to ten channels for all games."""
 
     games: str = "breakout,space-invaders,freeway"
-    """Which, in the order in which they are learned, with commas between."""
+    """Names of the games in training order, separated by commas."""
     sticky: float = setting(0.1, low=0, below=1)
-    """Probability that an action is replaced by the one before."""
+    """Probability that an action is replaced by the previous action."""
     ramping: bool = True
-    """Whether games become harder as they go on, where they do."""
+    """Whether the difficulty of a game increases over time, if the game supports it."""
     episode_steps: int = setting(2_500, low=1)
-    """A game is cut off after so many steps; freeway ends there by itself."""
+    """Maximum length of a game in steps; longer games are truncated. freeway ends then by itself."""
 
     def __post_init__(self) -> None:
         """Check the fields, and that no game is named twice."""

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from sgp.benchmarks.datasets import cifar
-from sgp.benchmarks.datasets.images import find
-from sgp.benchmarks.settings.split_cifar100 import CLASSES, SplitCIFAR100, shape
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.datasets.images import find_data_folder
+from sgp.benchmarks.settings.split_cifar100 import CLASSES, SplitCIFAR100, get_shape
+from sgp.benchmarks.stream import ClassGroup, Stream, normalize, split_classes
 
+# Mean and deviation of the published code.
 MEAN = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1) / 255
 DEVIATION = torch.tensor([63.0, 62.1, 66.7]).view(3, 1, 1) / 255
 
 
-def stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream:
-    """The tasks, from the published files in the folder."""
-    images = cifar.read(find(data, cifar.CIFAR100.name))
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
-
-    def make(index: int) -> Task:
-        train, validation = hold_out(_part(images.train, images.train_labels, index), settings.validation, held_by)
-        return Task(names[index], index, train, validation, _part(images.test, images.test_labels, index))
-
-    names = [f"classes {CLASSES * index}-{CLASSES * index + CLASSES - 1}" for index in range(settings.tasks)]
-    return Stream(names, *shape(settings), make)
-
-
-def _part(images: Tensor, labels: Tensor, index: int) -> Examples:
-    mine = torch.nonzero(labels // CLASSES == index).flatten()
-    return Examples(images[mine], labels[mine] % CLASSES, normalised)
-
-
-def normalised(images: Tensor) -> Tensor:
-    """Pixels in [0, 1], then standardised with the mean and deviation of the published code."""
-    return (images.float() / 255 - MEAN) / DEVIATION
+def load_stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream:
+    """Load the tasks from the published files."""
+    images = cifar.read(find_data_folder(data, cifar.CIFAR100.name))
+    labels = [range(CLASSES * task, CLASSES * (task + 1)) for task in range(settings.tasks)]
+    groups = [ClassGroup(f"classes {own[0]}-{own[-1]}", task, own) for task, own in enumerate(labels)]
+    prepare = partial(normalize, mean=MEAN, deviation=DEVIATION)
+    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)

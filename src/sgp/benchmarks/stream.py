@@ -1,14 +1,17 @@
-"""A stream of tasks: what every benchmark gives, and how its validation images are drawn."""
+"""Streams of tasks, which every benchmark provides, and the split of their training examples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sgp.benchmarks.datasets.images import ImageSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,9 +19,9 @@ class Examples:
     """Inputs with their labels.
 
     Attributes:
-        stored: [n, ...], as the data set has them.
-        labels: [n], int64, from 0 inside the task.
-        prepare: makes of stored inputs what the network takes; without it they are that already.
+        stored: Inputs as the data set stores them, [n, ...].
+        labels: Labels within the task, from 0: [n], int64.
+        prepare: Function that converts stored inputs to the network's inputs; None if they need no conversion.
     """
 
     stored: Tensor
@@ -27,7 +30,7 @@ class Examples:
 
     @cached_property
     def inputs(self) -> Tensor:
-        """[n, ...], float32, as the network takes them; made when first asked for, since images are stored as bytes."""
+        """The network's inputs, [n, ...]; converted on first access, since images are stored as bytes."""
         return self.stored if self.prepare is None else self.prepare(self.stored)
 
     def __len__(self) -> int:
@@ -42,11 +45,11 @@ class Task:
     """One task of a stream.
 
     Attributes:
-        name: what tables call it.
-        head: which head of the network answers for it.
-        train: what is learned from.
-        validation: drawn from the training data; says when to stop.
-        test: what accuracy is measured on.
+        name: Name of the task in tables.
+        head: Index of the network's head for the task.
+        train: Training examples.
+        validation: Examples held out of the training data, by which training is stopped.
+        test: Examples on which accuracy is measured.
     """
 
     name: str
@@ -58,13 +61,13 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Tasks in their order, each made when it is asked for, so that a large data set need not be in memory as floats.
+    """Tasks in training order, each created on access, so that a large data set never is in memory as floats.
 
     Attributes:
-        names: of the tasks, in the order in which they are learned.
-        inputs: shape of one input.
-        heads: number of classes of each head. One head for many tasks is shared by them.
-        make: gives the task at a position.
+        names: Names of the tasks, in training order.
+        inputs: Shape of one input.
+        heads: Number of classes of each head. A single head is shared by all tasks.
+        make: Function that creates the task at a position.
     """
 
     names: Sequence[str]
@@ -81,13 +84,93 @@ class Stream:
         return self.make(position)
 
 
-def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-    """Training and validation examples: the first `share` of a random order is for validation, as published.
+class ValidationSettings(Protocol):
+    """Settings of a benchmark that say how validation examples are drawn."""
 
-    The order is the one that scikit-learn's `shuffle` gives for this seed, since the published splits come from it.
+    @property
+    def validation(self) -> float:
+        """Fraction of the training examples to hold out."""
+
+    @property
+    def validation_seed(self) -> int | None:
+        """Seed of the draw; None for the run's seed."""
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """The classes of one task.
+
+    Attributes:
+        name: Name of the task.
+        head: Index of the task's head.
+        classes: Labels in the data set; the label within the task is the position in this sequence.
+    """
+
+    name: str
+    head: int
+    classes: Sequence[int]
+
+
+def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Split examples at random into training and validation examples, as the published code does.
+
+    The first `share` of the random order is for validation. The order is the one of scikit-learn's `shuffle` with this
+    seed, by which the published splits were made.
     """
     order = np.arange(len(examples))
     np.random.RandomState(seed).shuffle(order)
-    held = int(share * len(examples))
+    count = int(share * len(examples))
     rows = torch.from_numpy(order)
-    return examples[rows[held:]], examples[rows[:held]]
+    return examples[rows[count:]], examples[rows[:count]]
+
+
+def make_task(name: str, head: int, train: Examples, test: Examples, settings: ValidationSettings, seed: int) -> Task:
+    """Create a task whose validation examples are held out of the training examples.
+
+    Args:
+        name: Name of the task.
+        head: Index of the task's head.
+        train: Training examples, validation examples included.
+        test: Test examples.
+        settings: Settings of the benchmark.
+        seed: Seed of the run, used unless the settings have a seed of their own.
+    """
+    own = settings.validation_seed
+    return Task(name, head, *hold_out(train, settings.validation, seed if own is None else own), test)
+
+
+def split_classes(
+    images: ImageSet,
+    groups: Sequence[ClassGroup],
+    shape: tuple[tuple[int, ...], Sequence[int]],
+    prepare: Callable[[Tensor], Tensor],
+    settings: ValidationSettings,
+    seed: int,
+) -> Stream:
+    """Create a stream whose tasks are groups of an image set's classes.
+
+    Args:
+        images: Images of all classes.
+        groups: Classes of each task, in training order.
+        shape: Shape of one input, and the number of classes of each head.
+        prepare: Function that converts stored images to inputs.
+        settings: Settings of the benchmark.
+        seed: Seed of the run.
+    """
+
+    def select(pixels: Tensor, labels: Tensor, group: ClassGroup) -> Examples:
+        rows, places = torch.nonzero(labels.unsqueeze(1) == torch.tensor(group.classes), as_tuple=True)
+        return Examples(pixels[rows], places, prepare)
+
+    def make(position: int) -> Task:
+        group = groups[position]
+        train = select(images.train, images.train_labels, group)
+        test = select(images.test, images.test_labels, group)
+        return make_task(group.name, group.head, train, test, settings, seed)
+
+    return Stream([group.name for group in groups], *shape, make)
+
+
+def normalize(pixels: Tensor, mean: Tensor | float, deviation: Tensor | float) -> Tensor:
+    """Scale bytes to [0, 1] and standardize them."""
+    return (pixels.float() / 255 - mean) / deviation

@@ -1,18 +1,17 @@
-"""CIFAR-100 Superclass: twenty tasks, each of the five classes that CIFAR-100 counts to one superclass."""
+"""CIFAR-100 Superclass: twenty tasks, each of the five classes of one superclass of CIFAR-100."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sgp.benchmarks.datasets import cifar
-from sgp.benchmarks.datasets.images import find
-from sgp.benchmarks.settings.superclass import Superclass, shape
-from sgp.benchmarks.stream import Examples, Stream, Task, hold_out
+from sgp.benchmarks.datasets.images import find_data_folder
+from sgp.benchmarks.settings.superclass import Superclass, get_shape
+from sgp.benchmarks.stream import ClassGroup, Stream, split_classes
 
-# Labels of each superclass, ascending; a class's label inside its task is its place here.
+# Labels of the classes of each superclass; a class's label within its task is its position here.
 SUPERCLASSES = {
     "aquatic_mammals": (4, 30, 55, 72, 95),
     "fish": (1, 32, 67, 73, 91),
@@ -36,7 +35,7 @@ SUPERCLASSES = {
     "vehicles_2": (41, 69, 81, 85, 89),
 }
 
-# Which superclass comes when: the five orders of APD, over which the paper takes its mean.
+# The five orders of superclasses of APD, over which the paper averages.
 ORDERS = (
     (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19),
     (15, 12, 5, 9, 7, 16, 18, 17, 1, 0, 3, 8, 11, 14, 10, 6, 2, 4, 13, 19),
@@ -46,37 +45,25 @@ ORDERS = (
 )
 
 
-def stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
-    """The tasks, from the published files. A task's head is its superclass, in whatever order they come."""
-    images = cifar.read(find(data, cifar.CIFAR100.name))
-    order = ORDERS[settings.order][: settings.tasks]
-    superclasses = list(SUPERCLASSES)
-    held_by = seed if settings.validation_seed is None else settings.validation_seed
-
-    def part(pixels: Tensor, labels: Tensor, superclass: int) -> Examples:
-        members = torch.tensor(SUPERCLASSES[superclasses[superclass]])
-        mine, ranks = torch.nonzero(labels.unsqueeze(1) == members, as_tuple=True)
-        chosen = scrambled(pixels[mine]) if settings.pixels == "scrambled" else pixels[mine]
-        return Examples(chosen, ranks, _from_bytes)
-
-    def make(position: int) -> Task:
-        head = order[position]
-        whole = part(images.train, images.train_labels, head)
-        train, validation = hold_out(whole, settings.validation, held_by)
-        return Task(superclasses[head], head, train, validation, part(images.test, images.test_labels, head))
-
-    names = [superclasses[head] for head in order]
-    return Stream(names, *shape(settings), make)
+def load_stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
+    """Load the tasks from the published files. A task's head is its superclass, whatever the order."""
+    images = cifar.read(find_data_folder(data, cifar.CIFAR100.name))
+    members = list(SUPERCLASSES.items())
+    groups = [ClassGroup(members[head][0], head, members[head][1]) for head in ORDERS[settings.order][: settings.tasks]]
+    prepare = scale_scrambled if settings.pixels == "scrambled" else scale
+    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)
 
 
-def _from_bytes(images: Tensor) -> Tensor:
+def scale(images: Tensor) -> Tensor:
+    """Scale bytes to [0, 1]."""
     return images.float() / 255
 
 
-def scrambled(images: Tensor) -> Tensor:
-    """Images [n, 3, 32, 32] whose planes of red, green and blue were taken for one plane of interleaved pixels.
+def scale_scrambled(images: Tensor) -> Tensor:
+    """Scale bytes to [0, 1] and scramble the pixels as the published code does, following APD.
 
-    The published code does this, after APD: pixel (c, h, w) is number 96 h + 3 w + c of the planar row.
+    The planes of red, green and blue of images [n, 3, 32, 32] are read as one plane of interleaved pixels: pixel
+    (c, h, w) is number 96 h + 3 w + c of the planar row.
     """
     count, channels, height, width = images.shape
-    return images.reshape(count, height, width, channels).permute(0, 3, 1, 2).contiguous()
+    return scale(images.reshape(count, height, width, channels).permute(0, 3, 1, 2).contiguous())

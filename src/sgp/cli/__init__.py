@@ -8,10 +8,11 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import sgp
+from sgp.cli.interrupt import INTERRUPTED, exit_on_interrupt
 
 # Modules of the extra "benchmarks" that the command needs, by the names they are installed under.
-NEEDED = {"tyro": "tyro", "sklearn": "scikit-learn", "yaml": "PyYAML"}
-# Each is a module of this room, imported when it is asked for.
+NEEDED = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
+# Each subcommand is a module of this package, imported when it is asked for.
 COMMANDS = {
     "demo": "demo",
     "run": "run",
@@ -19,51 +20,64 @@ COMMANDS = {
     "list": "listing",
     "show": "show",
     "report": "report",
+    "reproduce": "reproduce",
     "data": "data",
 }
 OVERVIEW = """usage: sgp COMMAND [OPTIONS]
 
 Continual learning by scaled gradient projection.
 
-  sgp demo                    finetuning, GPM and SGP side by side, in about a minute
-  sgp run BENCHMARK           learn a stream of tasks: sgp run digits --method sgp
-  sgp run FILE.yaml           the same from a config file
-  sgp sweep FILE.yaml         a grid of runs, on the cores of this machine or on Ray
-  sgp list [KIND]             the benchmarks, methods and networks there are
-  sgp show RUN ...            accuracies and metrics of finished and unfinished runs
-  sgp report RUN ...          the paper's tables and figures for these runs, as a page
-  sgp data get NAME           download a data set
-  sgp data check DIR          what is there, complete or damaged
+  sgp demo                 compare finetuning, GPM and SGP in about a minute
+  sgp run BENCHMARK        learn a task stream: sgp run digits --method sgp
+  sgp run FILE.yaml        the same from a config file
+  sgp sweep FILE.yaml      run a grid of runs on this machine or on Ray
+  sgp list [KIND]          list benchmarks, methods and networks
+  sgp show RUN ...         show accuracies and metrics of runs
+  sgp report RUN ...       write a page with the paper's tables and figures
+  sgp reproduce [TABLE]    compare committed runs with the paper, run what is missing
+  sgp data get NAME        download a data set
+  sgp data check [DIR]     check the data sets in a folder
 
-`sgp COMMAND --help` tells the options, `sgp --version` the version."""
+`sgp COMMAND --help` shows the options, `sgp --version` the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with the given arguments, or those of the process; its exit status."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    # Before anything optional is imported: a bare install must be able to tell what it is.
-    if arguments == ["--version"]:
+    """Run the command and return its exit code.
+
+    Args:
+        arguments: Arguments of the command; by default those of the process, whose Ctrl-C is then handled too.
+    """
+    if arguments is None:
+        exit_on_interrupt()
+        arguments = sys.argv[1:]
+    # Before anything optional is imported: a bare install must be able to say what it is.
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(OVERVIEW)
+        return 0
+    if list(arguments) == ["--version"]:
         print(f"sgp {sgp.__version__}")
         return 0
     missing = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if missing:
         print(f'sgp needs {" and ".join(missing)}: pip install "sgp-torch[benchmarks]"', file=sys.stderr)
         return 2
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(OVERVIEW)
-        return 0
+    return _run_command(*arguments)
 
+
+def _run_command(name: str, *arguments: str) -> int:
     from sgp.registry import unknown
 
-    name, *rest = arguments
     if name not in COMMANDS:
-        print(f"sgp: {unknown('command', name, COMMANDS)}", file=sys.stderr)
+        kind = "option" if name.startswith("-") else "command"
+        known = ("--help", "--version") if name.startswith("-") else COMMANDS
+        print(f"sgp: {unknown(kind, name, known)}", file=sys.stderr)
         return 2
-    command: Callable[[list[str]], int] = import_module(f"sgp.cli.{COMMANDS[name]}").main
     try:
-        return command(rest)
+        command: Callable[[list[str]], int] = import_module(f"sgp.cli.{COMMANDS[name]}").main
+        return command(list(arguments))
     except KeyboardInterrupt:
-        return 130
+        print("sgp: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe has left, as `head` does
         sys.stderr.close()
         return 141

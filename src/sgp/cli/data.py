@@ -1,86 +1,120 @@
-"""``sgp data get NAME [DIR]`` and ``sgp data check [DIR]``"""
+"""The command ``sgp data get NAME [DIR]`` and ``sgp data check [DIR]``."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import tyro
-from rich.console import Console
-from rich.markup import escape
-
-from sgp.benchmarks.datasets.check import READERS, Report, check
-from sgp.benchmarks.datasets.download import get
-from sgp.benchmarks.datasets.images import VARIABLE, DataError, MissingData, find
+from sgp.benchmarks import BENCHMARKS
+from sgp.cli.arguments import ArgumentError, asks_for_help, parse_into, positional, print_command_help
+from sgp.cli.interrupt import raise_on_interrupt
 from sgp.registry import UnknownName, unknown
 
+if TYPE_CHECKING:
+    from sgp.benchmarks.datasets.check import Report
+
+VARIABLE = "SGP_DATA"
 COLOURS = {"complete": "green", "missing": "dim", "damaged": "red"}
 USAGE = """usage: sgp data get NAME [DIR]
        sgp data check [DIR]
 
 get     download a data set and check it
-check   what is in a folder: complete, missing or damaged
+check   check which data sets in a folder are complete, missing or damaged
 
-DIR is the folder that data sets lie in; without it $SGP_DATA."""
+DIR is the folder with the data sets; by default $SGP_DATA."""
+
+
+@dataclass(frozen=True)
+class GetOptions:
+    """Download a data set and check it."""
+
+    name: str = positional("NAME")
+    """Name of the data set: cifar100, cifar10, mnist, fashion-mnist, svhn or english."""
+    directory: Path | None = positional("DIR", default=None)
+    """Folder with the data sets, which is created if it does not exist; by default $SGP_DATA."""
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Read every data set in a folder and print whether it is complete."""
+
+    directory: Path | None = positional("DIR", default=None)
+    """Folder with the data sets; by default $SGP_DATA."""
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch or check data sets."""
+    """Download or check data sets."""
     action, *rest = arguments or ["--help"]
     if action in ("-h", "--help"):
         print(USAGE)
         return 0
-    if action not in ("get", "check"):
-        print(f"sgp data: there is no `sgp data {action}`; there are get and check", file=sys.stderr)
-        return 2
     try:
-        reports = _get(rest) if action == "get" else _check(rest)
-    except UnknownName as error:
+        if action not in ("get", "check"):
+            raise UnknownName(unknown("action", action, ("get", "check")))
+        if asks_for_help(rest):
+            options, usage = (GetOptions, "NAME [DIR]") if action == "get" else (CheckOptions, "[DIR]")
+            print_command_help(options, f"sgp data {action} {usage}")
+            return 0
+        work = _prepare_get(rest) if action == "get" else _prepare_check(rest)
+    except (UnknownName, ArgumentError) as error:
         print(f"sgp data: {error}", file=sys.stderr)
         return 2
+    from sgp.benchmarks.datasets.images import DataError
+
+    raise_on_interrupt()
+    try:
+        reports = work()
     except DataError as error:
         print(f"sgp data: {error}", file=sys.stderr)
         return 1
+    _print_reports(reports)
+    return 1 if any(report.state == "damaged" for report in reports) else 0
+
+
+def _prepare_get(arguments: list[str]) -> Callable[[], list[Report]]:
+    options = parse_into(GetOptions, arguments)
+    known = {dataset for name in BENCHMARKS for dataset in BENCHMARKS[name].datasets}
+    if options.name not in known:
+        raise UnknownName(unknown("data set", options.name, known))
+    return lambda: [_download(options.name, options.directory)]
+
+
+def _prepare_check(arguments: list[str]) -> Callable[[], list[Report]]:
+    options = parse_into(CheckOptions, arguments)
+    return lambda: _check(options.directory)
+
+
+def _download(name: str, directory: Path | None) -> Report:
+    from sgp.benchmarks.datasets import download, images
+
+    if directory is None and os.environ.get(VARIABLE):
+        directory = Path(os.environ[VARIABLE])
+    if directory is not None:
+        directory = directory.expanduser()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise images.DataError(f"cannot create the folder {str(directory)!r}: {error.strerror}") from error
+    return download.download(name, images.find_data_folder(directory, name))
+
+
+def _check(directory: Path | None) -> list[Report]:
+    from sgp.benchmarks.datasets import check, images
+
+    if directory is None and not os.environ.get(VARIABLE):
+        raise images.MissingData(f"name a folder (sgp data check DIR) or set ${VARIABLE}")
+    return check.check_all(images.find_data_folder(directory, "data sets"))
+
+
+def _print_reports(reports: list[Report]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
     console = Console()
     for report in reports:
         state = f"[{COLOURS[report.state]}]{report.state:<9}[/]"
         console.print(f"{report.name:<14} {state} {escape(report.detail)}", highlight=False, soft_wrap=True)
-    return 1 if any(report.state == "damaged" for report in reports) else 0
-
-
-def _get(arguments: list[str]) -> list[Report]:
-    def get_(name: tyro.conf.Positional[str], directory: tyro.conf.Positional[Path | None] = None, /) -> Report:
-        """Download a data set and check it.
-
-        Args:
-            name: cifar100, cifar10, mnist, fashion-mnist, svhn or english.
-            directory: folder that data sets lie in; without it $SGP_DATA. It is made if it is not there.
-        """
-        if name not in READERS:
-            raise UnknownName(unknown("data set", name, READERS))
-        if directory is None and os.environ.get(VARIABLE):
-            directory = Path(os.environ[VARIABLE])
-        if directory is not None:
-            directory = directory.expanduser()
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise DataError(f"cannot make the folder {str(directory)!r}: {error.strerror}") from error
-        return get(name, find(directory, name))
-
-    return [tyro.cli(get_, prog="sgp data get", args=arguments)]
-
-
-def _check(arguments: list[str]) -> list[Report]:
-    def check_(directory: tyro.conf.Positional[Path | None] = None, /) -> list[Report]:
-        """Read every data set in a folder and say whether it is whole.
-
-        Args:
-            directory: folder that data sets lie in; without it $SGP_DATA.
-        """
-        if directory is None and not os.environ.get(VARIABLE):
-            raise MissingData(f"which folder? Say `sgp data check DIR` or set ${VARIABLE}")
-        return check(find(directory, "data sets"))
-
-    return tyro.cli(check_, prog="sgp data check", args=arguments)

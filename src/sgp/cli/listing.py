@@ -1,52 +1,72 @@
-"""``sgp list [benchmarks | methods | networks]``"""
+"""The command ``sgp list [benchmarks | methods | networks]``."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.methods import METHODS, Method
+from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
+from sgp.methods import METHODS, MethodFacts
 from sgp.networks import NETWORKS
-from sgp.registry import Registry
+from sgp.registry import UnknownName, unknown
+
+KINDS = ("benchmarks", "methods", "networks")
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the names that `sgp run` accepts: ours, and those of other installed packages."""
+
+    kind: str = positional("KIND", default="all")
+    """Kind to list: benchmarks, methods, networks or all."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print what there is, ours and what other packages have registered."""
-
-    def list_(kind: tyro.conf.Positional[Literal["all", "benchmarks", "methods", "networks"]] = "all", /) -> str:
-        """The names that `sgp run` takes.
-
-        Args:
-            kind: of what.
-        """
-        return kind
-
-    kind = tyro.cli(list_, prog="sgp list", args=arguments)
-    registries: dict[str, Registry[Any]] = {"benchmarks": BENCHMARKS, "methods": METHODS, "networks": NETWORKS}
+    """Print the registered names with their descriptions."""
+    if asks_for_help(arguments):
+        print_command_help(Options, "sgp list [KIND]")
+        return 0
+    try:
+        kind = parse_into(Options, arguments).kind
+        if kind not in ("all", *KINDS):
+            raise UnknownName(unknown("kind", kind, ("all", *KINDS)))
+    except ValueError as error:
+        print(f"sgp list: {error}", file=sys.stderr)
+        return 2
     console = Console()
-    for heading, registry in registries.items():
-        if kind not in ("all", heading):
-            continue
-        view = Table(title=heading, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        view.add_column(no_wrap=True, style="bold")
-        view.add_column()
-        for name in registry:
-            try:
-                thing = registry[name]
-                view.add_row(name, escape(thing.description), *([_data(thing)] if registry is METHODS else []))
-            except ValueError as error:  # of another package, which must not hide the rest
-                view.add_row(name, escape(str(error)))
-        console.print(view)
+    for heading in KINDS:
+        if kind in ("all", heading):
+            view = Table(title=heading, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+            view.add_column(no_wrap=True, style="bold")
+            view.add_column()
+            for row in _describe_all(heading):
+                view.add_row(*map(escape, row))
+            console.print(view)
     return 0
 
 
-def _data(method: type[Method[Any]]) -> str:
-    """What a method needs of old data, which not everybody may keep."""
-    if method.trains_jointly:
+def _describe_all(kind: str) -> Iterator[tuple[str, ...]]:
+    """Yield the name and the description of each entry; a method also has what it keeps of old data."""
+    names = list(BENCHMARKS if kind == "benchmarks" else METHODS if kind == "methods" else NETWORKS)
+    for name in names:
+        try:
+            if kind == "methods":
+                facts = METHODS.facts(name)
+                yield name, facts.description, _describe_data(facts)
+            else:
+                yield name, (BENCHMARKS[name] if kind == "benchmarks" else NETWORKS[name]).description
+        except ValueError as error:  # in another package, which must not hide the rest
+            yield name, str(error)
+
+
+def _describe_data(facts: type[MethodFacts]) -> str:
+    """Return what a method keeps of old data, which not everybody may keep."""
+    if facts.trains_jointly:
         return "all data at once"
-    return "keeps old data" if method.keeps_data else "keeps no data"
+    return "keeps old data" if facts.keeps_data else "keeps no data"

@@ -1,17 +1,18 @@
-"""``sgp show RUN ...``"""
+"""The command ``sgp show RUN ...``."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
+from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
 from sgp.cli.show_games import print_game_comparison, print_game_summary
 from sgp.experiments.config import GameConfig, is_whole
 from sgp.experiments.display import span
@@ -24,21 +25,27 @@ from sgp.methods import METHODS
 MOST_LAYERS = 8
 
 
+@dataclass(frozen=True)
+class Options:
+    """Show the accuracy matrix and the metrics of runs; several runs are also compared."""
+
+    runs: tuple[Path, ...] = positional("RUN ...")
+    """Folders of runs, finished or not."""
+
+
 def main(arguments: list[str]) -> int:
-    """Print the accuracy matrix and metrics of runs; of several, also how they compare."""
-
-    def show(runs: tyro.conf.Positional[tuple[Path, ...]], /) -> tuple[Path, ...]:
-        """The accuracy matrix and the metrics of runs; of several, also how they compare.
-
-        Args:
-            runs: folders of runs, finished or not.
-        """
-        return runs
-
-    paths = tyro.cli(show, prog="sgp show", args=arguments or ["--help"])
+    """Print the accuracy matrix and the metrics of runs, and compare several runs."""
+    if not arguments or asks_for_help(arguments):
+        print_command_help(Options, "sgp show RUN ...")
+        return 0
+    try:
+        options = parse_into(Options, arguments)
+    except ValueError as error:
+        print(f"sgp show: {error}", file=sys.stderr)
+        return 2
     console = Console()
     try:
-        found = {str(path): _read(RunFolder(path)) for path in paths}
+        found = {str(path): _read(RunFolder(path)) for path in options.runs}
     except (RunError, ValueError) as error:
         print(f"sgp show: {error}", file=sys.stderr)
         return 1
@@ -56,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_run(console: Console, name: str, folder: RunFolder) -> None:
-    """What a run has come to."""
+    """Print the results of a run."""
     _print(console, name, _read(folder))
 
 
@@ -72,7 +79,7 @@ def _print(console: Console, name: str, summary: Summary | GameSummary) -> None:
 
 
 def print_summary(console: Console, name: str, summary: Summary) -> None:
-    """The accuracy matrix of a run, and what it comes to beside the paper's figures."""
+    """Build the table of a run's accuracy matrix, with the paper's numbers beside its results."""
     config, tasks = summary.config, len(summary.names)
     console.print(
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
@@ -100,13 +107,14 @@ def print_summary(console: Console, name: str, summary: Summary) -> None:
 
 
 def _lines(summary: Summary) -> list[str]:
-    """The metrics of a run in words."""
+    """Describe the metrics of a run."""
     config, tasks = summary.config, len(summary.names)
     published = paper.numbers(config.benchmark, config.method) if summary.finished and is_whole(config) else {}
     metrics = f"ACC {acc(summary.accuracies):.2f} %"
     if "acc" in published:
         metrics += f" (paper {published['acc']:.2f}{_deviation(published, 'acc_std', '.2f')})"
-    if tasks > 1 and not METHODS[config.method].trains_jointly:  # what is learned at once is not forgotten in turn
+    # Tasks that are learned jointly are not forgotten one after another.
+    if tasks > 1 and not METHODS.facts(config.method).trains_jointly:
         metrics += f", BWT {bwt(summary.accuracies):.2f} %"
         if "bwt" in published:
             metrics += f" (paper {100 * published['bwt'] + 0.0:.1f})"
@@ -117,12 +125,12 @@ def _lines(summary: Summary) -> list[str]:
     if summary.free:
         lines.append(f"free: {_free(summary.free)}")
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 
 def _free(layers: dict[str, float]) -> str:
-    """What is left of each layer, or of a network of many layers the fullest and the mean."""
+    """Describe the free capacity of each layer, or of a large network the fullest layers and the mean."""
     if len(layers) <= MOST_LAYERS:
         return ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in layers.items())
     fullest = min(layers, key=lambda layer: layers[layer])
@@ -135,7 +143,7 @@ def _deviation(published: dict[str, float], name: str, form: str) -> str:
 
 
 def _print_comparison(console: Console, summaries: dict[str, Summary]) -> None:
-    """Runs side by side, over the tasks that all of them have learned."""
+    """Build a table of runs side by side, over the tasks that all of them have learned."""
     tasks = min(len(summary.names) for summary in summaries.values())
     if tasks == 0:
         return

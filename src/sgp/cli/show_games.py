@@ -1,4 +1,4 @@
-"""What `sgp show` prints of runs on games."""
+"""Tables that ``sgp show`` prints for runs on games."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sgp.experiments.game_summary import GameSummary
 
 
 def print_game_summary(console: Console, name: str, summary: GameSummary) -> None:
-    """The score of a run on each game after each game, and what it comes to."""
+    """Build the table of a run's scores on each game after each game, with its results."""
     config = summary.config
     console.print(
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
@@ -39,7 +39,7 @@ def print_game_summary(console: Console, name: str, summary: GameSummary) -> Non
 
 
 def _lines(summary: GameSummary) -> list[str]:
-    """The metrics of a run in words."""
+    """Describe the metrics of a run."""
     whole = sum(summary.seconds.values())
     phases = ", ".join(f"{phase} {100 * seconds / whole:.0f} %" for phase, seconds in summary.seconds.items())
     sizes = ", ".join(f"{use} {count / 2**20:.1f} MiB" for use, count in summary.bytes.items())
@@ -51,12 +51,12 @@ def _lines(summary: GameSummary) -> list[str]:
     if summary.free:
         lines.append("free: " + ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in summary.free.items()))
     if not summary.finished:
-        lines.append("not finished: go on with `sgp run RUN --resume`")
+        lines.append("not finished: resume with `sgp run RUN --resume`")
     return lines
 
 
 def print_game_comparison(console: Console, summaries: Mapping[str, GameSummary]) -> None:
-    """Runs side by side, after the games that all of them have learned."""
+    """Build a table of runs side by side, after the games that all of them have learned."""
     games = min(len(summary.names) for summary in summaries.values())
     # Rewards of different games say nothing of each other.
     if games == 0 or len({tuple(summary.names[:games]) for summary in summaries.values()}) > 1:

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: while it goes on, and what it has come to."""
+"""Progress display of a sweep, and the table of its results."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from sgp.experiments.config import AnyConfig
 from sgp.experiments.display import span
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job
-from sgp.experiments.sweep import Point, outcome
+from sgp.experiments.outcome import read_outcome
+from sgp.experiments.sweep import Point
 
-# Runs of one row of the closing table differ in these.
+# Settings in which the runs of one row of the table differ.
 REPEATED = ("seed", "order")
-# What a run may have come to; that of games is the accumulated normalised reward.
+# Results of a run by their heading; that of games is the accumulated normalized reward.
 COLUMNS = {"acc": "ACC (%)", "bwt": "BWT (%)", "reward": "reward"}
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """How far a run is: a share of its tasks, and words."""
+class _Progress:
+    """Progress of a run: the share of its tasks that is learned, and words."""
 
     share: float = 0.0
     words: str = "starting"
 
 
 class SweepDisplay:
-    """Tells when each run begins and ends; at a terminal also how far those are that run.
+    """Print when each run ends; at a terminal also show the progress of all runs.
 
-    Use it as a context.
+    Use it as a context manager.
 
     Args:
-        console: where to.
-        configs: of the runs that are to be made, by their folders.
+        console: Console to print to.
+        configs: Configs of the runs by their folders.
     """
 
     def __init__(self, console: Console, configs: dict[Path, AnyConfig]) -> None:
         self.console = console
         self.configs = configs
-        # A run that was begun before has less left to do.
-        self._before = {folder: _standing(folder, config) for folder, config in configs.items()}
+        # A run that is resumed has less left to do.
+        self._before = {folder: _read_progress(folder, config) for folder, config in configs.items()}
         self._running: dict[Path, float] = {}
         self._ended: set[Path] = set()
         self._begun = time.monotonic()
@@ -65,7 +66,7 @@ class SweepDisplay:
         self._live.stop()
 
     def follow(self, events: Events) -> Iterator[tuple[Job, int]]:
-        """Tell of each run; gives those that have ended, with their exit status."""
+        """Print each run that starts or ends, and yield the ended ones with their exit status."""
         for job, status in events:
             if status is None:
                 self._begin(job.folder)
@@ -76,31 +77,31 @@ class SweepDisplay:
     def _begin(self, folder: Path) -> None:
         self._running[folder] = time.monotonic()
         if not self.console.is_terminal:
-            self._say(folder, "begun" if self._before[folder] == _Standing() else "going on")
+            self._print(folder, "started" if self._before[folder] == _Progress() else "resumed")
 
     def _end(self, folder: Path, status: int) -> None:
         taken = time.monotonic() - self._running.pop(folder)
         self._ended.add(folder)
         if status:
-            self._say(folder, f"failed, {status_in_words(status)} ({span(taken)})", "red")
+            self._print(folder, f"failed, {describe_status(status)} ({span(taken)})", "red")
             return
-        last = outcome(folder) or {}
+        last = read_outcome(folder) or {}
         score = f"ACC {last['acc']:.2f} %" if last.get("acc") is not None else "finished"
         if last.get("reward") is not None:
             score = f"reward {last['reward']:.2f}"
-        self._say(folder, f"{score} ({span(taken)})")
+        self._print(folder, f"{score} ({span(taken)})")
 
-    def _say(self, folder: Path, what: str, style: str = "") -> None:
+    def _print(self, folder: Path, what: str, style: str = "") -> None:
         line = f"{len(self._ended)}/{len(self.configs)} {folder.name}: {what}"
-        # As a text of its own: a style of the whole print would colour what is shown live below.
+        # A separate text: the style of a whole print would also colour the live display below it.
         self.console.print(Text(line, style=style), soft_wrap=True)
 
     def view(self) -> Group:
-        """How far the whole is, and each run that is under way."""
-        running = {folder: _standing(folder, self.configs[folder]) for folder in list(self._running)}
-        whole = len(self.configs) - sum(standing.share for standing in self._before.values())
+        """Return the progress of the sweep and of each running run."""
+        running = {folder: _read_progress(folder, self.configs[folder]) for folder in list(self._running)}
+        whole = len(self.configs) - sum(progress.share for progress in self._before.values())
         done = sum(1 - self._before[folder].share for folder in self._ended)
-        done += sum(max(0.0, standing.share - self._before[folder].share) for folder, standing in running.items())
+        done += sum(max(0.0, progress.share - self._before[folder].share) for folder, progress in running.items())
         elapsed = time.monotonic() - self._begun
         heading = f"{len(self._ended)}/{len(self.configs)} runs"
         left = f", about {span(elapsed * (whole - done) / done)} left" if done else ""
@@ -109,46 +110,46 @@ class SweepDisplay:
         lines = Table.grid(padding=(0, 2))
         lines.add_column(no_wrap=True)
         lines.add_column(no_wrap=True, justify="right")
-        for folder, standing in running.items():
-            lines.add_row(_shortened(folder.name, self.console.width - 24), standing.words)
+        for folder, progress in running.items():
+            lines.add_row(_shorten(folder.name, self.console.width - 24), progress.words)
         return Group(bar, lines)
 
 
-def _shortened(name: str, width: int) -> Text:
-    """Names of a sweep differ at their ends, so that is what stays."""
+def _shorten(name: str, width: int) -> Text:
+    """Shorten a name to its end, in which the names of a sweep differ."""
     return Text(name if len(name) <= width else "…" + name[1 - width :])
 
 
-def _standing(folder: Path, config: AnyConfig) -> _Standing:
+def _read_progress(folder: Path, config: AnyConfig) -> _Progress:
     try:
         events = RunFolder(folder).read_events()
-    except RunError:  # the run itself will say so
-        return _Standing()
+    except RunError:  # the run itself reports it
+        return _Progress()
     last = next((event for event in reversed(events) if "task" in event), None)
     if last is None:
-        return _Standing()
+        return _Progress()
     learned = sum(event["event"] in ("task", "game") for event in events)
     games = getattr(config.benchmark_settings, "games", None)
     tasks = len(games.split(",")) if games else getattr(config.benchmark_settings, "tasks", None)
     words = f"task {last['task'] + 1}" + (f"/{tasks}" if tasks else "")
     words += "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
-    return _Standing(learned / tasks if tasks else 0.0, words)
+    return _Progress(learned / tasks if tasks else 0.0, words)
 
 
-def status_in_words(status: int) -> str:
-    """How a process has ended."""
+def describe_status(status: int) -> str:
+    """Return in words how a process has ended."""
     return f"exit status {status}" if status > 0 else f"killed by signal {-status}"
 
 
 def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> None:
-    """What finished runs have come to in the mean, over those that differ in seed or task order only."""
+    """Print the mean results of the finished runs, over runs that differ only in seed or task order."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for point, folder in points:
-        last = outcome(folder)
+        last = read_outcome(folder)
         if last:
-            rows.setdefault(_label(point), []).append(last)
-    told = {name for ends in rows.values() for end in ends for name, value in end.items() if value is not None}
-    columns = {name: heading for name, heading in COLUMNS.items() if name in told}
+            rows.setdefault(_build_label(point), []).append(last)
+    found = {name for ends in rows.values() for end in ends for name, value in end.items() if value is not None}
+    columns = {name: heading for name, heading in COLUMNS.items() if name in found}
     if not columns:
         return
     view = Table(title="mean ± deviation of finished runs", title_justify="left")
@@ -156,19 +157,19 @@ def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> Non
     for heading in ("runs", *columns.values()):
         view.add_column(heading, justify="right", no_wrap=True)
     for label, ends in rows.items():
-        found = ([end[name] for end in ends if end.get(name) is not None] for name in columns)
-        view.add_row(escape(label), str(len(ends)), *map(_spread, found))
+        values = ([end[name] for end in ends if end.get(name) is not None] for name in columns)
+        view.add_row(escape(label), str(len(ends)), *map(_format_spread, values))
     console.print(view)
 
 
-def _label(point: Point) -> str:
+def _build_label(point: Point) -> str:
     chosen = [point.config.benchmark, point.config.method]
     others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATED)]
     return " ".join([*chosen, *(f"{name}={str(point.varied[name]).removesuffix('.0')}" for name in others)])
 
 
-def _spread(values: list[float]) -> str:
-    """Mean and sample standard deviation; one value has none."""
+def _format_spread(values: list[float]) -> str:
+    """Return the mean and the sample standard deviation, which a single value does not have."""
     if len(values) < 2:
         return "".join(f"{value:.2f}" for value in values)
     return f"{mean(values):.2f} ± {stdev(values):.2f}"

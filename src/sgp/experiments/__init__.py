@@ -1,1 +1,1 @@
-"""What a run is and what it leaves behind: its config, its folder, its checkpoints and its metrics."""
+"""Runs: their config, trainers, folder, checkpoints and metrics, and sweeps of runs."""

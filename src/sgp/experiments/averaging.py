@@ -20,17 +20,21 @@ class WeightAverage:
     Args:
         network: Network whose weights are averaged.
         decay: Factor of the old average in each step, in (0, 1).
-        old_share: Interpolation weight of the initial weights, in [0, 1), when the average is used.
+        interpolation_weight: Interpolation weight of the initial weights, in [0, 1), when the average is used.
         new: Patterns on names of weights that are new in this task; they are not interpolated.
     """
 
-    def __init__(self, network: nn.Module, decay: float, *, old_share: float = 0.0, new: Sequence[str] = ()) -> None:
+    def __init__(
+        self, network: nn.Module, decay: float, *, interpolation_weight: float = 0.0, new: Sequence[str] = ()
+    ) -> None:
         self.decay = decay
-        self.old_share = old_share
+        self.interpolation_weight = interpolation_weight
         self._live = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
         self._mean = {name: tensor.clone() for name, tensor in self._live.items()}
         self._steps = torch.zeros((), dtype=torch.int64)
-        with_past = [name for name in self._live if old_share and not any(fnmatchcase(name, each) for each in new)]
+        with_past = [
+            name for name in self._live if interpolation_weight and not any(fnmatchcase(name, each) for each in new)
+        ]
         self._old = {name: self._live[name].clone() for name in with_past}
 
     @torch.no_grad()
@@ -47,7 +51,7 @@ class WeightAverage:
         for name, tensor in self._live.items():
             tensor.copy_(self._mean[name])
         for name, old in self._old.items():
-            self._live[name].lerp_(old, self.old_share)
+            self._live[name].lerp_(old, self.interpolation_weight)
 
     @contextmanager
     def use(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ def run_on_ray(jobs: Sequence[Job], address: str, retries: int) -> Events:
     Args:
         jobs: with paths that mean the same on all nodes.
         address: of the cluster; "auto" finds the one of this machine, "local" starts one for this time.
-        retries: how often a run is taken up again whose node or process was killed.
+        retries: Number of times that a run is resumed after its node or process was killed.
 
     Raises:
         ImportError: Ray is not installed.

@@ -1,36 +1,45 @@
-"""What a run is: everything that its numbers depend on, typed, as flat names and values in a file."""
+"""Config of a run: every setting that its numbers depend on, typed, as flat names and values in a file.
+
+Nothing here imports torch: a config is built and validated before torch, data or a network are loaded.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.resources.abc import Traversable
+from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sgp.benchmarks import BENCHMARKS, GameBenchmark
+from sgp.benchmarks import BENCHMARKS, Benchmark, GameBenchmark
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, settings
 from sgp.registry import unknown
 from sgp.rl.settings import PPOSettings
-from sgp.settings import MAX_SEED, Settings, setting, validate_fields
+from sgp.settings import MAX_SEED, Settings, find_options, setting, validate_fields
+from sgp.yaml_file import load_yaml
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
+# Settings that other packages call by these names.
+SYNONYMS = {"learning_rate": "lr", "batch_size": "batch", "cuda": "device", "gpu": "device", "dtype": "precision"}
+
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
-class Flat:
-    """What the configs of all kinds of runs share.
+class RunSettings:
+    """Settings that runs of all kinds share.
 
     Attributes:
         benchmark_settings: Settings of the benchmark, of its own dataclass.
-        trainer: How each task is learned.
+        trainer: Settings of the trainer.
         method_settings: Settings of the method, of its own dataclass.
     """
 
@@ -39,20 +48,28 @@ class Flat:
     method: str
     """One of `sgp list methods`."""
     preset: Preset = "paper"
-    """paper: what the text says; reference: what the published code does; corrected: what is right."""
+    """Settings of the paper's text, of the published code (reference), or of both with their mistakes fixed
+    (corrected)."""
     recipe: Recipe = "paper"
-    """paper: its training; fast, where there is one: a cosine rate and averaged weights in fewer epochs."""
+    """Training schedule: the paper's, or fast, which has fewer epochs, a cosine schedule and weight averaging."""
     seed: int = setting(0, low=0, high=MAX_SEED)
-    """Of the weights, the order of batches, dropout, games and everything else that is random."""
+    """Seed of the weights, the batch order, dropout, games and everything else that is random."""
+    device: str = "cpu"
+    """Torch device to train on, such as cuda, cuda:1 or mps."""
+    precision: Precision = "float32"
+    """Precision of training and evaluation; bfloat16 is autocast, with weights in float32."""
     benchmark_settings: object = None
     trainer: object = None
     method_settings: object = None
 
     def __post_init__(self) -> None:
+        """Validate the config, which needs no network, no data and no device."""
         validate_fields(self)
+        if not re.fullmatch(r"[a-z]\w*(:\d+)?", self.device):
+            raise ValueError(f"device must be a torch device such as cpu, cuda or cuda:1, got {self.device!r}")
 
     def flat(self) -> dict[str, Any]:
-        """Every setting by its name, as on the command line."""
+        """Return every setting by its name, as on the command line."""
         values: dict[str, Any] = {}
         for group in (self, self.benchmark_settings, self.trainer, self.method_settings):
             for entry in dataclasses.fields(group):  # type: ignore[arg-type]
@@ -63,10 +80,10 @@ class Flat:
 
 @dataclass(frozen=True)
 class SupervisedSettings(Settings):
-    """How each task is learned, on the cross-entropy of the task's own head."""
+    """Training of each task, on the cross-entropy of the task's own head."""
 
     epochs: int = setting(200, low=1)
-    """The most passes over a task's training data."""
+    """Maximum number of passes over a task's training data."""
     batch: int = setting(64, low=1)
     """Examples per training step."""
     test_batch: int = setting(64, low=1)
@@ -74,113 +91,173 @@ class SupervisedSettings(Settings):
     lr: float = setting(0.05, above=0)
     """Learning rate at the start of each task."""
     head_lr: float | None = setting(None, above=0)
-    """That of the heads, where they learn at a rate of their own; the schedule divides both alike."""
+    """Learning rate of the heads; without it, that of the other layers. The schedule scales both alike."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Of torch, plain, made anew for each task; adamw has torch's weight decay of 0.01."""
+    """Optimizer of torch without options, created again for each task; adamw has torch's weight decay of 0.01."""
     schedule: Literal["patience", "constant", "cosine", "linear"] = "patience"
-    """patience: divide the rate when the validation loss stalls, keep the best weights. The others keep the last
-    ones; cosine and linear end at 0."""
+    """Learning rate schedule. patience: divide the learning rate when the validation loss stalls, and keep the best
+    weights; the other schedules keep the last weights, and cosine and linear end at 0."""
     lr_min: float = setting(5e-5, above=0, high=math.inf)
-    """patience: a rate below this ends the task."""
+    """patience: learning rate below which the task ends."""
     lr_factor: float = setting(2.0, above=1, high=math.inf)
-    """patience: what the rate is divided by."""
+    """patience: divisor of the learning rate."""
     patience: int = setting(6, low=1)
-    """patience: how many epochs without a better validation loss are waited for."""
+    """patience: epochs to wait for a lower validation loss."""
     average: float = setting(0.0, low=0, below=1)
-    """Decay of an exponential mean of the weights over steps, which is evaluated and kept; 0 keeps the weights."""
-    old_share: float = setting(0.0, low=0, below=1)
-    """average: how far from the mean back to the weights before the task those lie that are kept, in [0, 1). The first
-    task and heads of single tasks have no weights before it."""
+    """Decay of the exponential moving average (EMA) of the weights over steps, which is evaluated and kept; 0 keeps
+    the weights themselves."""
+    interpolation_weight: float = setting(0.0, low=0, below=1)
+    """Weight of the previous task's weights in an interpolation with the averaged ones; needs average. The first task
+    and the heads of single tasks are not interpolated."""
     realign: bool = False
-    """Fit the heads of earlier tasks, after each task, to the answers that they gave to its examples before it. So they
-    follow the features that it has moved."""
+    """Fit the heads of earlier tasks, after each task, to the answers that they gave to its examples before it, so
+    that they follow the features."""
 
     def __post_init__(self) -> None:
+        """Check the fields, and that weight averaging goes with the schedule."""
         super().__post_init__()
-        if self.old_share and not self.average:
-            raise ValueError("old_share goes with average: set average above 0, or old_share to 0")
+        if self.interpolation_weight and not self.average:
+            raise ValueError("interpolation_weight needs average: set average above 0, or interpolation_weight to 0")
         if self.average and self.schedule == "patience":
-            raise ValueError("average goes with schedule=constant, cosine or linear: the best weights are no mean")
+            raise ValueError(
+                "average goes with schedule=constant, cosine or linear: patience keeps the best weights, not averages"
+            )
 
 
 @dataclass(frozen=True)
-class Config(Flat):
-    """One run of supervised training."""
+class Config(RunSettings):
+    """Config of a supervised run."""
 
     network: str = "mlp"
     """One of `sgp list networks`."""
-    statistics: Literal["batch", "stored", "mixed"] = "batch"
-    """What BatchNorm divides by at test: statistics of the batch, as published, stored ones of the training data, or
-    those of both together, in which the stored ones stand for 192 images."""
+    norm_statistics: Literal["batch", "stored", "mixed"] = "batch"
+    """Statistics that BatchNorm uses in evaluations: those of the batch, as published; stored ones of the training
+    data; or both together, in which the stored ones count as 192 images."""
     network_bias: bool = True
     """Whether the layers of an MLP have biases."""
     samples: int | None = setting(None, low=2)
-    """At most so many training, validation and test examples of each task, at least 2, for a quick look."""
+    """Maximum number of training, validation and test examples of each task, for a quick try; without it, all."""
     threads: int = setting(0, low=0)
-    """Of torch; 0 takes what is usual here. Another number may change the last bits."""
+    """Threads of torch; 0 is torch's own number. Another number may change the last bits."""
     channels_last: bool = True
-    """Memory format of images, which is faster on a CPU."""
+    """Whether images have the memory format channels_last, which is faster on a CPU."""
     trainer: SupervisedSettings = field(default_factory=SupervisedSettings)
 
     def __post_init__(self) -> None:
+        """Validate the config, which needs no network, no data and no device."""
         super().__post_init__()
-        NETWORKS[self.network]  # refuses a name that is not there
+        NETWORKS[self.network]  # raises if the name is unknown
+        self._validate_shape()
+        self._validate_method()
         if self.trainer.schedule == "patience" and getattr(self.benchmark_settings, "validation", 1) == 0:
             raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
-        for name, off in (("old_share", "0"), ("realign", "False")):
-            if getattr(self.trainer, name) and METHODS[self.method].supervised_only:
+
+    def _validate_shape(self) -> None:
+        """Check that the network accepts the benchmark's inputs, where both are known before the data are read."""
+        benchmark, shapes = BENCHMARKS[self.benchmark], NETWORKS[self.network].shapes
+        if not shapes or not isinstance(benchmark, Benchmark) or benchmark.shape is None:
+            return
+        inputs, _ = benchmark.shape(self.benchmark_settings)
+        if tuple(inputs) not in shapes:
+            fitting = [name for name in NETWORKS if tuple(inputs) in NETWORKS[name].shapes]
+            raise ValueError(
+                f"{self.network} takes inputs of shape {' or '.join(map(str, shapes))}, but those of {self.benchmark} "
+                f"are {tuple(inputs)}: use network={' or '.join(fitting or [benchmark.network])}"
+            )
+
+    def _validate_method(self) -> None:
+        """Check that the method allows what the trainer is asked to do with its weights."""
+        facts = METHODS.facts(self.method)
+        for name, off in (("interpolation_weight", "0"), ("realign", "False")):
+            if getattr(self.trainer, name) and facts.supervised_only:
                 raise ValueError(
-                    f"{name} is for methods that only act on steps, and {self.method} does more: set it to {off}"
+                    f"{name} needs a method that only acts on steps, but {self.method} also changes the loss, the "
+                    f"batch or the forward pass: set {name} to {off}"
                 )
-        if self.trainer.realign and METHODS[self.method].rounds_weights:
-            raise ValueError(f"realign is not for {self.method}, which rounds the weights that heads were fitted to")
+        if self.trainer.realign and facts.rounds_weights:
+            raise ValueError(f"realign does not go with {self.method}, which rounds the weights: set realign to False")
         if self.trainer.average and getattr(self.method_settings, "project_every", 1) > 1:
-            raise ValueError("project_every goes with average=0: the mean would take in steps not projected yet")
+            raise ValueError("project_every goes with average=0, since the average would include unprojected steps")
 
     @property
     def name(self) -> str:
-        """What the run's folder is called unless the user says otherwise."""
+        """Default name of the run's folder."""
         parts = [self.benchmark, self.method, self.preset, *([self.recipe] if self.recipe != "paper" else [])]
         order = getattr(self.benchmark_settings, "order", 0)
         return "-".join([*parts, *([f"order{order}"] if order else []), f"seed{self.seed}"])
 
 
 @dataclass(frozen=True)
-class GameConfig(Flat):
-    """One run on a stream of games."""
+class GameConfig(RunSettings):
+    """Config of a run on games."""
 
     network: str = "actor-critic"
-    """An agent's, of `sgp list networks`."""
+    """One of the agents of `sgp list networks`."""
     threads: int = setting(0, low=0)
-    """Of torch and of the games; 0 takes what is usual here. Another number may change the last bits."""
+    """Threads of torch and of the games; 0 is torch's own number. Another number may change the last bits."""
     channels_last: bool = True
-    """Memory format of observations and filters, which is faster on a CPU for large ones."""
+    """Whether observations and filters have the memory format channels_last, which is faster on a CPU."""
     trainer: PPOSettings = field(default_factory=PPOSettings)
 
     def __post_init__(self) -> None:
+        """Validate the config, which needs no network, no game and no device."""
         super().__post_init__()
-        NETWORKS[self.network]  # refuses a name that is not there
+        NETWORKS[self.network]  # raises if the name is unknown
+        if self.trainer.optimizer != "adam-on-projected":
+            return
+        if not METHODS.facts(self.method).projects_steps:
+            raise ValueError(
+                f"optimizer=adam-on-projected: {self.method} projects no steps, so it cannot project gradients in "
+                "their place: use optimizer=adam-gp"
+            )
+        if getattr(self.method_settings, "project_every", 1) > 1:
+            raise ValueError("optimizer=adam-on-projected projects every gradient: set project_every to 1")
 
     @property
     def name(self) -> str:
-        """What the run's folder is called unless the user says otherwise."""
+        """Default name of the run's folder."""
         return "-".join([self.benchmark, self.method, self.preset, f"seed{self.seed}"])
 
 
 AnyConfig = Config | GameConfig
-# What decides which other names there are.
+# The names that decide which other settings there are.
 CHOICES = ("benchmark", "method", "preset", "recipe")
 
 
 def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any) -> AnyConfig:
-    """The config of a method on a benchmark: the paper's settings, changed by preset, recipe and overrides.
+    """Build the config of a method on a benchmark: the paper's settings, changed by preset, recipe and overrides.
 
-    It is a GameConfig for a stream of games.
+    Returns:
+        A GameConfig for a benchmark of games, otherwise a Config.
 
     Raises:
-        ValueError: a name is unknown or a value out of range; the message has what would be accepted.
+        ValueError: A name is unknown or a value is not accepted; the message says what is.
     """
     return _configure(benchmark, method, preset, recipe, overrides, settings)
+
+
+def find_groups(benchmark: str, method: str) -> dict[str, type[Any]]:
+    """Return the dataclasses that have the settings of a method on a benchmark: the config and its groups.
+
+    Raises:
+        ValueError: A name is unknown, the method cannot learn the benchmark, or two settings have one name.
+    """
+    kind: type[AnyConfig] = Config
+    trainer: type[SupervisedSettings | PPOSettings] = SupervisedSettings
+    if isinstance(BENCHMARKS[benchmark], GameBenchmark):
+        _check_plays_games(benchmark, method)
+        kind, trainer = GameConfig, PPOSettings
+    groups: dict[str, type[Any]] = {
+        "config": kind,
+        "benchmark_settings": BENCHMARKS[benchmark].settings,
+        "trainer": trainer,
+        "method_settings": METHODS.facts(method).Settings,
+    }
+    names = [name for group in groups.values() for name in _list_names(group)]
+    duplicates = {name for name in names if names.count(name) > 1}
+    if duplicates:
+        raise ValueError(f"{method} on {benchmark} has two settings called {' and '.join(sorted(duplicates))}")
+    return groups
 
 
 def _configure(
@@ -189,63 +266,103 @@ def _configure(
     preset: str,
     recipe: str,
     overrides: Mapping[str, Any],
-    usual: Callable[[str, str, str, str], Mapping[str, Any]],
+    find_usual: Callable[[str, str, str, str], Mapping[str, Any]],
 ) -> AnyConfig:
-    """A config of overrides, of what is usual, and of each setting's default."""
-    kind: type[AnyConfig] = Config
-    trainer: type[SupervisedSettings | PPOSettings] = SupervisedSettings
-    if isinstance(BENCHMARKS[benchmark], GameBenchmark):
-        _refuse_supervised(benchmark, method)
-        kind, trainer = GameConfig, PPOSettings
-    groups = {
-        "benchmark_settings": BENCHMARKS[benchmark].settings,
-        "trainer": trainer,
-        "method_settings": METHODS[method].Settings,
-    }
-    _choice("preset", preset, PRESETS)
-    _choice("recipe", recipe, RECIPES)
+    """Build a config of overrides, usual values, and each setting's default, in this order."""
+    groups = find_groups(benchmark, method)
+    for noun, name, names in (("preset", preset, PRESETS), ("recipe", recipe, RECIPES)):
+        if name not in names:
+            raise ValueError(unknown(noun, name, names))
     if not has_recipe(benchmark, recipe):
-        raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: nobody has tried it there")
-    values = dict.fromkeys(CHOICES) | {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
-    names = [name for group in (kind, *groups.values()) for name in _fields(group)]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"{method} on {benchmark} has two settings called {' and '.join(sorted(twice))}")
-    known = set(names) - set(CHOICES)
+        raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: leave it out, or set it to paper")
+    choices = {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
+    known = {name for group in groups.values() for name in _list_names(group)} - set(CHOICES)
     for name in overrides:
         if name not in known:
-            raise ValueError(unknown(f"setting of {method} on {benchmark}", name, known))
-    # Benchmarks of other packages have no file in the paper's room.
-    given = {"network": BENCHMARKS[benchmark].network, **usual(benchmark, method, preset, recipe), **overrides}
-    made = {name: _build(group, given) for name, group in groups.items()}
-    config: AnyConfig = _build(kind, given | values | made)
+            raise ValueError(explain_unknown_setting(name, benchmark, method, known))
+    # Benchmarks of other packages have no file among the paper's settings.
+    given = {"network": BENCHMARKS[benchmark].network, **find_usual(benchmark, method, preset, recipe), **overrides}
+    kind = groups.pop("config")
+    built = {name: _build(group, given) for name, group in groups.items()}
+    config: AnyConfig = _build(kind, given | choices | built)
     return config
 
 
+def explain_unknown_setting(
+    name: str, benchmark: str, method: str, known: Iterable[str], write: Callable[[str], str] = str
+) -> str:
+    """Return an error message for a setting that a method on a benchmark does not have.
+
+    The message has the nearest known names, or the methods, benchmarks and trainers that have the setting.
+
+    Args:
+        name: Name of the setting.
+        benchmark: Name of the benchmark.
+        method: Name of the method.
+        known: Names of the settings that there are.
+        write: Function that writes a name as the user does, such as "--lr".
+    """
+    subject = f"{method} on {benchmark} has no setting {write(name)}"
+    owners = find_owners(name)
+    if owners:
+        return f"{subject}; it is a setting of {owners}"
+    near = find_near_settings(name, known)
+    if near:
+        return f"{subject}: did you mean {' or '.join(map(write, near))}?"
+    return f"{subject}: `sgp run {benchmark} --method {method} --help` lists its settings"
+
+
+def find_near_settings(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known settings whose name is like another one, or that other packages call so."""
+    names = {each: each for each in known}
+    names |= {synonym: target for synonym, target in SYNONYMS.items() if target in names}
+    found = [name] if name in names else get_close_matches(name, names, n=2, cutoff=0.6)
+    return list(dict.fromkeys(names[each] for each in found))
+
+
+def find_owners(name: str) -> str:
+    """Return in words which methods, benchmarks or trainers have a setting; empty if none has."""
+    methods = [each for each in METHODS if name in _list_names(METHODS.facts(each).Settings)]
+    benchmarks = [each for each in BENCHMARKS if name in _list_names(BENCHMARKS[each].settings)]
+    kinds: dict[str, tuple[type[Any], ...]] = {
+        "supervised training": (Config, SupervisedSettings),
+        "training on games": (GameConfig, PPOSettings),
+    }
+    trainers = [each for each, groups in kinds.items() if any(name in _list_names(group) for group in groups)]
+    owners = [_join("the method", methods), _join("the benchmark", benchmarks), " and ".join(trainers)]
+    return " and of ".join(owner for owner in owners if owner)
+
+
+def _join(noun: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    return f"{noun}{'s' * (len(names) > 1)} {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}"
+
+
 def from_file(path: Path, **overrides: Any) -> AnyConfig:
-    """The config of a YAML file of flat names; overrides win.
+    """Build the config of a YAML file of flat names; overrides replace its values.
 
     Raises:
-        ValueError: the file is no such mapping, lacks benchmark or method, or has an unknown name or value.
+        ValueError: The file is no such mapping, lacks benchmark or method, or has an unknown name or value.
     """
-    return configure(**_complete(path, read_yaml(path) | overrides))
+    return configure(**_check_complete(path, read_yaml(path) | overrides))
 
 
-def recorded(path: Path) -> AnyConfig:
-    """The config of a run, from the file that it wrote.
+def read_recorded(path: Path) -> AnyConfig:
+    """Read the config of a run from the file that it wrote.
 
-    A setting that the file does not have is younger than the run, which so had the setting's default, whatever the
-    paper's room has for it now.
+    A setting that the file does not have is newer than the run, so it has the setting's default, whatever the paper's
+    settings say now.
 
     Raises:
-        ValueError: as `from_file`.
+        ValueError: As for `from_file`.
     """
-    values = _complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
+    values = _check_complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
     benchmark, method, preset, recipe = (values.pop(name) for name in CHOICES)
-    return _configure(benchmark, method, preset, recipe, values, usual=lambda *_: {})
+    return _configure(benchmark, method, preset, recipe, values, find_usual=lambda *_: {})
 
 
-def _complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+def _check_complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     missing = [name for name in ("benchmark", "method") if name not in values]
     if missing:
         raise ValueError(f"{path} does not say which {' and '.join(missing)}")
@@ -253,51 +370,15 @@ def _complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The flat names and values of a config file."""
+    """Read the flat names and values of a config file."""
     content = load_yaml(path)
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise ValueError(f"{path} must have names and values, such as `benchmark: digits`")
     return content
 
 
-def load_yaml(path: Path | Traversable) -> Any:
-    """What a YAML file holds: plain values only, since nothing in it is executed.
-
-    Raises:
-        ValueError: it is no YAML, or has a name twice, of which YAML would take the last.
-    """
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        for nodes in _mappings(node, yaml.MappingNode):
-            names = [name.value for name, _ in nodes if isinstance(name, yaml.ScalarNode)]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"{path} has {' and '.join(twice)} twice")
-        return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-
-
-def _mappings(node: Any, kind: type[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """The names and values of a file's mappings, each once, wherever they stand."""
-    seen, left = set(), [node]
-    while left:
-        node = left.pop()
-        if node is None or id(node) in seen or isinstance(node.value, str):
-            continue
-        seen.add(id(node))
-        if isinstance(node, kind):
-            yield node.value
-            left += [value for _, value in node.value]
-        else:
-            left += node.value
-
-
 def as_yaml(config: AnyConfig) -> str:
-    """A file from which `from_file` makes the same config."""
+    """Return the text of a file from which `from_file` builds the same config."""
     import yaml
 
     text: str = yaml.safe_dump(config.flat(), sort_keys=False)
@@ -305,7 +386,7 @@ def as_yaml(config: AnyConfig) -> str:
 
 
 def as_command(config: AnyConfig) -> str:
-    """The shortest `sgp run` that gives the same config: it names what differs from the paper's room."""
+    """Return the shortest `sgp run` that has the same config: it names what differs from the paper's settings."""
     usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
     words = ["sgp", "run", config.benchmark, "--method", config.method]
     for name in ("preset", "recipe"):
@@ -332,8 +413,8 @@ def is_whole(config: AnyConfig) -> bool:
     return all(ours.get(name) == value for name, value in required.items())
 
 
-def differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
-    """What two configs differ in, as `name: this, not that`."""
+def find_differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
+    """Yield each setting in which two configs differ, as `name: this, not that`."""
     theirs = other.flat()
     for name, value in one.flat().items():
         if theirs.get(name) != value:
@@ -342,55 +423,50 @@ def differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
         yield f"{name}: nothing, not {theirs[name]}"
 
 
-def _refuse_supervised(benchmark: str, method: str) -> None:
-    """Games are learned by PPO, which asks no method for a loss, a batch or a forward pass."""
-    if METHODS[method].supervised_only:
-        able = [name for name in METHODS if not METHODS[name].supervised_only]
+def _check_plays_games(benchmark: str, method: str) -> None:
+    """Raise if a method cannot learn games: PPO calls no method for a loss, a batch or a forward pass."""
+    if METHODS.facts(method).supervised_only:
+        able = [name for name in METHODS if not METHODS.facts(name).supervised_only]
         raise ValueError(
             f"{method} cannot learn {benchmark}: it changes the loss, the batch or the forward pass, which only "
-            f"supervised training lets it; for games there are {', '.join(able)}"
+            f"supervised training allows; methods for games are {', '.join(able)}"
         )
 
 
-def _fields(kind: type[Any]) -> list[str]:
+def _list_names(kind: type[Any]) -> list[str]:
     return [entry.name for entry in dataclasses.fields(kind) if entry.name not in GROUPS]
 
 
-def _choice(kind: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise ValueError(unknown(kind, name, known))
-
-
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A dataclass from those of the values that it has fields for, each brought to the field's type."""
+    """Build a dataclass from the values that it has fields for, each converted to the field's type."""
     hints = get_type_hints(kind)
     names = [entry.name for entry in dataclasses.fields(kind) if entry.name in values]
-    return kind(**{name: typed(name, values[name], hints[name]) for name in names})
+    return kind(**{name: convert(name, values[name], hints[name]) for name in names})
 
 
-def typed(name: str, value: Any, wanted: Any) -> Any:
-    """A value of YAML as a type asks for it: 1 is a float too, and so is "1e-5", which YAML reads as a string.
+def convert(name: str, value: Any, wanted: Any) -> Any:
+    """Convert a value of YAML to a type: 1 is a float too, and so is "1e-5", which YAML reads as a string.
 
     Raises:
-        ValueError: it is of another type; the message names the setting.
+        ValueError: The value has another type; the message names the setting.
     """
     origin, options = get_origin(wanted), get_args(wanted)
     if wanted is object or (wanted is NoneType and value is None):
         return value
     if origin is Literal:
-        if isinstance(value, bool):  # the word, which YAML takes for a truth
+        if isinstance(value, bool):  # the word, which YAML reads as a boolean
             value = str(value).lower()
         if value in options:
             return value
         raise ValueError(unknown(name, str(value), map(str, options)))
-    if origin in (Union, UnionType):
+    if find_options(wanted) != (wanted,):
         for option in options:
             try:
-                return typed(name, value, option)
+                return convert(name, value, option)
             except ValueError:
                 continue
     elif origin is dict and isinstance(value, Mapping):
-        return {str(key): typed(f"{name}.{key}", item, options[1]) for key, item in value.items()}
+        return {str(key): convert(f"{name}.{key}", item, options[1]) for key, item in value.items()}
     elif wanted is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             return float(value)
@@ -398,5 +474,12 @@ def typed(name: str, value: Any, wanted: Any) -> Any:
             pass
     elif isinstance(wanted, type) and isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
         return value
-    kind = getattr(wanted, "__name__", None) if origin is None else None
-    raise ValueError(f"{name} must be {kind or wanted}, got {value!r}")
+    raise ValueError(f"{name} must be {describe_type(wanted)}, got {value!r}")
+
+
+def describe_type(wanted: Any) -> str:
+    """Return a type in words, for error messages."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "none"}
+    if get_origin(wanted) is dict:
+        return f"{describe_type(get_args(wanted)[1])} for each pattern"
+    return " or ".join(words.get(option, "") or describe_type(option) for option in find_options(wanted))

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sgp.experiments.allocator import keep_freed_memory
 from sgp.experiments.config import AnyConfig
+from sgp.experiments.device import get_device, move_tensors, use_precision
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.seeds import derive_seed
 from sgp.methods import Batch, Method
@@ -38,6 +40,9 @@ class Experiment(ABC):
         method: Method that trains it.
         folder: Folder that the run writes to. If it has a checkpoint, the run resumes from it.
         callbacks: Functions that are called for every event.
+
+    Attributes:
+        device: Device of the network.
     """
 
     def __init__(
@@ -47,16 +52,25 @@ class Experiment(ABC):
         self.method = method
         self.folder = folder
         self.callbacks = callbacks
+        self.device = get_device(network)
+        self._precision = use_precision(config, self.device)
         self._seed = config.seed
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
-        """Learn all tasks that are not learned yet."""
+        """Learn all tasks that are not learned yet, in the config's precision."""
+        keep_freed_memory()
+        with self._precision:
+            self._run()
+
+    def _run(self) -> None:
         progress, parts = self.folder.load() or ({"task": 0}, {})
+        # The optimizer puts its own state on the right device.
+        parts = {name: part if name == "optimizer" else move_tensors(part, self.device) for name, part in parts.items()}
         if parts:
             # The method comes first: it may have to grow the network before the weights fit.
             self.method.load_state_dict(parts["method"])
-            self.method.trained.load_state_dict(parts["network"])
+            self.method.trained_module.load_state_dict(parts["network"])
             self._restore(progress, parts)
         position = progress["task"]
         while (following := self._learn(position, progress, parts)) is not None:
@@ -89,7 +103,7 @@ class Experiment(ABC):
             parts: Parts with tensors beside the network and the method.
         """
         own: dict[str, dict[str, Any]] = {
-            "network": self.method.trained.state_dict(),
+            "network": self.method.trained_module.state_dict(),
             "method": self.method.state_dict(),
         }
         self.folder.save({"task": position} | dict(progress), own | dict(parts))
@@ -99,13 +113,13 @@ class Experiment(ABC):
 
         def log_likelihood(batch: Batch) -> torch.Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(self.method.logits(inputs, head), labels, reduction="none")
+            return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
 
         return log_likelihood
 
     def _measure_bytes(self) -> dict[str, int]:
         """Return the memory of the network and the method in bytes, by what it is for."""
-        return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.bytes()
+        return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.count_bytes()
 
     def _log(self, event: str, **values: Any) -> None:
         """Write an event with the seconds that each phase has taken since the last event, and call the callbacks."""

@@ -26,13 +26,15 @@ import torch
 
 import sgp
 from sgp import storage
-from sgp.experiments.config import AnyConfig, GameConfig, as_yaml, differences, recorded
+from sgp.experiments.config import AnyConfig, GameConfig, as_yaml, find_differences, read_recorded
+from sgp.experiments.record import CONFIG as CONFIG
+from sgp.experiments.record import METRICS as METRICS
+from sgp.experiments.record import RunError as RunError
+from sgp.experiments.record import iterate_events as iterate_events
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 
-CONFIG = "config.yaml"
 VERSIONS = "versions.json"
-METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.json"
 PARTS = "checkpoint"
 LOCK = ".lock"
@@ -40,10 +42,6 @@ FORMAT = 1
 # Pattern of files that a process was writing when it was killed.
 LEFTOVER = f".*.{'[0-9a-f]' * 32}"
 GAME_PACKAGES = ("stable-baselines3", "gymnasium", "ale-py", "minatar")
-
-
-class RunError(RuntimeError):
-    """Raised when a run cannot start or continue; the message says why and what to do."""
 
 
 class RunFolder:
@@ -79,6 +77,7 @@ class RunFolder:
         """
         cls.check_unused(path, resume=resume)
         is_new = not os.path.exists(path)
+        new_parents = [parent for parent in path.parents if not os.path.exists(parent)]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -90,7 +89,7 @@ class RunFolder:
                 config = replace(config, threads=known.threads if known else threads or torch.get_num_threads())
             if known is None:
                 folder._write(CONFIG, as_yaml(config))
-            other = list(differences(config, known)) if known else []
+            other = list(find_differences(config, known)) if known else []
             if other:
                 raise RunError(f"{path} is a run with other settings ({'; '.join(other)}): use another --name")
             folder._record_versions(list_packages(config))
@@ -98,10 +97,13 @@ class RunFolder:
                 leftover.unlink()
             try:
                 yield folder
-            except RunError:
+            except (RunError, ValueError):
                 # Nothing was learned yet, so the corrected command can use the same name.
                 if is_new and not (path / METRICS).exists() and not (path / CHECKPOINT).exists():
                     shutil.rmtree(path, ignore_errors=True)
+                    with contextlib.suppress(OSError):  # another run may have started there
+                        for parent in new_parents:
+                            parent.rmdir()
                 raise
 
     @staticmethod
@@ -116,7 +118,7 @@ class RunFolder:
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
         try:
-            return recorded(self.path / CONFIG)
+            return read_recorded(self.path / CONFIG)
         except ValueError as error:
             raise RunError(f"the config of {self.path} cannot be read: {error}") from error
 
@@ -299,24 +301,10 @@ def _wrap_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, "state": dict(state)}
 
 
-def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a metrics file without an incomplete last line."""
-    if not path.exists():
-        return
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict) or "event" not in event:
-            raise RunError(f"{path} is damaged in line {number}")
-        yield event
-
-
 def list_packages(config: AnyConfig) -> tuple[str, ...]:
     """Return the packages that a run's numbers depend on beside those of every run."""
     games = GAME_PACKAGES if isinstance(config, GameConfig) else ()
-    return *games, *NETWORKS[config.network].packages, *METHODS[config.method].packages
+    return *games, *NETWORKS[config.network].packages, *METHODS.facts(config.method).packages
 
 
 def collect_versions(*packages: str) -> dict[str, str]:

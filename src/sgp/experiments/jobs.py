@@ -39,11 +39,11 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What the process has written."""
+        """Read the output of the process."""
         return self.folder / LOG
 
     def start(self) -> Popen[bytes]:
-        """A process that ends at the latest when this one does; its standard input must stay open until then."""
+        """Start a process that ends at the latest with this one; its standard input must stay open until then."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "sgp.experiments.tether", *self.arguments]
         environment = os.environ | dict.fromkeys(THREADS, str(self.threads)) | dict(self.variables)
@@ -89,6 +89,6 @@ def stop(processes: Sequence[Popen[bytes]]) -> None:
 
 
 def end(process: Popen[bytes]) -> int:
-    """The exit status of a process when it has ended."""
+    """Return the exit status of a process once it has ended."""
     with process:
         return process.wait()

@@ -7,6 +7,7 @@ from torch import nn
 
 from sgp.benchmarks.stream import Stream
 from sgp.experiments.config import Config
+from sgp.experiments.device import find_device
 from sgp.experiments.optimizers import get_head_parameters
 from sgp.experiments.realign import get_head
 from sgp.experiments.seeds import derive_seed
@@ -16,7 +17,7 @@ from sgp.networks import NETWORKS
 def build_network(config: Config, stream: Stream) -> nn.Module:
     """Build the config's network for a task stream, initialized by the run's seed."""
     kind = NETWORKS[config.network]
-    stored = "batch" if config.statistics == "batch" else "stored"
+    stored = "batch" if config.norm_statistics == "batch" else "stored"
     offered = {"statistics": stored, "bias": config.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
     with torch.random.fork_rng(devices=[]):
@@ -24,6 +25,7 @@ def build_network(config: Config, stream: Stream) -> nn.Module:
         network = kind.build(stream.inputs, stream.heads, **options)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = network.to(find_device(config))
     check_batch_sizes(config, network)
     if config.trainer.realign:
         check_own_heads(network, stream)

@@ -46,8 +46,8 @@ class NormPolicy:
     @property
     def is_estimated(self) -> bool:
         """Whether statistics are to be estimated after the weights have changed."""
-        kind = self._method.statistics
-        return kind == "one" or (kind == "each" and not self._has_shared_head)
+        kind = self._method.norm_statistics
+        return kind == "shared" or (kind == "per-task" and not self._has_shared_head)
 
     def estimate(self, head: int, passes: Iterable[tuple[Tensor, int | Tensor]]) -> None:
         """Estimate the statistics of a task for the weights as they are.
@@ -57,7 +57,7 @@ class NormPolicy:
             passes: Inputs, and the head of their task or of each of them.
         """
         statistics = estimate_statistics(self._method.network, passes)
-        if self._method.statistics == "each":
+        if self._method.norm_statistics == "per-task":
             self._tasks[head] = statistics
         else:
             store_statistics(self._method.network, statistics)

@@ -59,5 +59,8 @@ def restore_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> N
         parameter = parameters[int(number)]
         for name, value in own.items():
             # In the parameter's memory format, as the optimizer itself would have created it.
-            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
-            optimizer.state[parameter][name] = torch.empty_like(parameter).copy_(value) if is_alike else value
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                value = torch.empty_like(parameter).copy_(value)
+            elif isinstance(value, Tensor) and optimizer.defaults.get("fused"):  # the number of steps of a fused Adam
+                value = value.to(parameter.device)
+            optimizer.state[parameter][name] = value

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sgp.experiments.config import GameConfig
+from sgp.experiments.device import find_device
 from sgp.experiments.evaluation import split_rows
 from sgp.experiments.experiment import Callback, Experiment
 from sgp.experiments.folder import RunError, RunFolder
@@ -29,7 +30,7 @@ from sgp.methods import METHODS, Method
 from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.agent import Agent
-from sgp.rl.evaluate import play
+from sgp.rl.evaluate import play_games
 from sgp.rl.games import GameEnv, GameStream
 from sgp.rl.patches import use_corner_patches
 from sgp.rl.settings import GameError
@@ -109,7 +110,7 @@ class PPOTrainer(Experiment):
                 env.seed(self._get_env_seed("games", position, done))
                 self._update_start = time.perf_counter()
                 self._train_updates(position, agent, done, count)
-                self.method.settle()
+                self.method.finalize_weights()
             done += count
         return agent
 
@@ -117,7 +118,7 @@ class PPOTrainer(Experiment):
         """Train for some updates, and raise an error that says so if the policy is no longer finite."""
         failure: Exception | None = None
         try:
-            agent.go_on(done, count)
+            agent.run_updates(done, count)
         except (GameError, RunError):
             raise
         # Raised when actions are drawn from NaN; which of them depends on whether torch validates distributions.
@@ -125,7 +126,7 @@ class PPOTrainer(Experiment):
             failure = error
         # Also checked where nothing has failed yet: such weights must not get into a checkpoint.
         with torch.no_grad():
-            logits = self.network(torch.from_numpy(agent.seen), position)
+            logits = self.network(torch.from_numpy(agent.observations).to(self.device), position)
         if not bool(logits.isfinite().all()):
             raise RunError(
                 f"policy logits became NaN or infinite in update {agent.update} of {self.stream.names[position]}; try "
@@ -136,7 +137,7 @@ class PPOTrainer(Experiment):
 
     def _end_update(self, position: int, agent: Agent) -> None:
         """Log an update."""
-        losses = agent.losses()
+        losses = agent.get_losses()
         env: GameEnv = agent.env
         scores, env.finished = env.finished, []
         now = time.perf_counter()
@@ -148,7 +149,7 @@ class PPOTrainer(Experiment):
             task=position,
             update=agent.update,
             step=self._count_steps(position, agent.update),
-            lr=agent.rate,
+            lr=agent.lr,
             games=len(scores),
             score=float(np.mean(scores)) if scores else None,
             **{name: value if math.isfinite(value) else None for name, value in losses.items()},
@@ -162,15 +163,15 @@ class PPOTrainer(Experiment):
     def _finish_game(self, position: int, agent: Agent) -> None:
         """Consolidate a game that was learned, and evaluate all games so far."""
         with self._timed("consolidate"), self._seeded("consolidate", position):
-            self.consolidate(position, agent.states())
+            self.consolidate(position, agent.get_states().to(self.device))
         self._log(
             "game",
             task=position,
             name=self.stream.names[position],
             update=self.config.trainer.updates,
             **self._evaluate(position, self.config.trainer.updates),
-            free=self.method.free(),
-            capacity=self.method.capacity(),
+            free=self.method.measure_free(),
+            capacity=self.method.compute_capacity(),
             bytes=self._measure_bytes(),
         )
         # Before the checkpoint, after which a resumed run does not get here.
@@ -198,7 +199,7 @@ class PPOTrainer(Experiment):
             for number, game in enumerate(self.stream.games[: position + 1]):
                 if number not in self._evaluation_envs:
                     self._evaluation_envs[number] = game.make(trainer.evaluation_games, self.config.threads)
-                found = play(
+                found = play_games(
                     self.network,
                     number,
                     self._evaluation_envs[number],
@@ -207,7 +208,7 @@ class PPOTrainer(Experiment):
                     seed=self._get_env_seed("evaluation", number),
                 )
                 scores.append(float(np.mean(found)))
-                normalized.append(game.scale.normalised(scores[-1]) if game.scale else None)
+                normalized.append(game.scale.normalize(scores[-1]) if game.scale else None)
         known = [value for value in normalized if value is not None]
         return {
             "step": self._count_steps(position, updates),
@@ -239,4 +240,4 @@ def build_agent(config: GameConfig, stream: GameStream) -> ActorCritic:
         use_corner_patches(network)
     if config.channels_last:
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network
+    return network.to(find_device(config))

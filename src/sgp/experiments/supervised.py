@@ -55,11 +55,11 @@ class SupervisedTrainer(Experiment):
         except TypeError as error:  # a layer type that the method does not support
             raise ValueError(f"{config.method} does not support the network {config.network}: {error}") from error
         if config.trainer.head_lr is not None:
-            check_trained_heads(network, method.trained)
+            check_trained_heads(network, method.trained_module)
         super().__init__(config, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
-        self.norms = NormPolicy(method, mixed=config.statistics == "mixed", has_shared_head=self._has_shared_head)
+        self.norms = NormPolicy(method, mixed=config.norm_statistics == "mixed", has_shared_head=self._has_shared_head)
         self.accuracies: list[list[float]] = []
 
     def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ class SupervisedTrainer(Experiment):
         while not state.schedule.done:
             with self._timed("train"):
                 loss = self._train_epoch(position, tasks, state)
-                self.method.settle()
+                self.method.finalize_weights()
             with self._timed("validate"), state.use_average():
                 score = self._validate(position, tasks, state.schedule.epochs)
             self._end_epoch(position, tasks, state, loss, score)
@@ -137,21 +137,21 @@ class SupervisedTrainer(Experiment):
         with self._timed("begin"), self._seeded("begin", position), self._explain_refusal():
             for task in tasks:
                 batches = self._iterate_batches(task, self.config.trainer.batch, "begin", position)
-                self.method.begin(task.head, batches)
+                self.method.begin_task(task.head, batches)
 
     def _begin_training(self, position: int) -> TaskState:
         """Create the optimizer, schedule and average of a task, and attach the method to the optimizer."""
         trainer = self.config.trainer
         with self._explain_refusal():
-            optimizer = self.method.optimizer(OPTIMIZERS[trainer.optimizer], trainer.lr)
+            optimizer = self.method.build_optimizer(OPTIMIZERS[trainer.optimizer], trainer.lr)
         if trainer.head_lr is not None:
             separate_heads(optimizer, self.network, trainer.head_lr / trainer.lr)
         self.method.attach(optimizer)
-        trained, average = self.method.trained, None
+        trained, average = self.method.trained_module, None
         if trainer.average:
             # The first task has no earlier weights to interpolate with.
-            share = trainer.old_share if position else 0.0
-            average = WeightAverage(trained, trainer.average, old_share=share, new=self._own_heads)
+            share = trainer.interpolation_weight if position else 0.0
+            average = WeightAverage(trained, trainer.average, interpolation_weight=share, new=self._own_heads)
         return TaskState(trained, optimizer, SCHEDULES[trainer.schedule](trainer), average)
 
     @contextmanager
@@ -256,9 +256,9 @@ class SupervisedTrainer(Experiment):
                 name=tasks[each - position].name,
                 accuracies=row[: each + 1],
                 data=self._describe_data(tasks[each - position]),
-                free=self.method.free(),
-                bases=self.method.bases(),
-                capacity=self.method.capacity(),
+                free=self.method.measure_free(),
+                bases=self.method.describe_bases(),
+                capacity=self.method.compute_capacity(),
                 bytes=self._measure_bytes(),
             )
         # Before the checkpoint, after which a resumed run does not get here.
@@ -310,7 +310,7 @@ class SupervisedTrainer(Experiment):
                 task.head,
                 batch=self.config.trainer.test_batch,
                 order=order,
-                logits=self.method.logits,
+                logits=self.method.compute_logits,
             )
 
     def _measure_bytes(self) -> dict[str, int]:
@@ -320,7 +320,7 @@ class SupervisedTrainer(Experiment):
     # Data
 
     def load_task(self, position: int) -> Task:
-        """Load a task of the stream, with its examples cut and laid out in memory as the config says."""
+        """Load a task of the stream, with as many examples and in the memory format that the config asks for."""
         task = self._get_task(position)
         train, validation, test = map(self._prepare_examples, (task.train, task.validation, task.test))
         return replace(task, train=train, validation=validation, test=test)
@@ -336,9 +336,12 @@ class SupervisedTrainer(Experiment):
             # At random, since the files of some data sets are ordered by class.
             order = torch.randperm(len(examples), generator=make_generator(self.config.seed, "samples"))
             examples = examples[order[: self.config.samples]]
-        if not self.config.channels_last or examples.inputs.dim() != 4:
+        inputs = examples.inputs
+        if self.config.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        elif self.device.type == "cpu":
             return examples
-        return Examples(examples.inputs.contiguous(memory_format=torch.channels_last), examples.labels)
+        return Examples(inputs.to(self.device), examples.labels.to(self.device))
 
     def _describe_data(self, task: Task) -> dict[str, Any]:
         """Return the shapes and sizes of a task."""
@@ -364,7 +367,7 @@ class SupervisedTrainer(Experiment):
         for task in tasks:
             order = torch.randperm(len(task.train), generator=make_generator(self.config.seed, "statistics", position))
             for rows in split_rows(order[: STATISTICS_EXAMPLES // len(tasks)], self.config.trainer.batch):
-                yield from self.method.passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
+                yield from self.method.get_passes((task.train.inputs[rows], task.train.labels[rows]), task.head)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A sweep: a grid of runs, from a config file in which any value may be a list."""
+"""Sweeps: grids of runs, from a config file in which any value can be a list."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sgp import paper
-from sgp.experiments.config import CHOICES, AnyConfig, as_yaml, configure, differences, load_yaml
-from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.config import (
+    CHOICES,
+    AnyConfig,
+    as_yaml,
+    configure,
+    find_differences,
+    find_near_settings,
+    find_owners,
+)
 from sgp.registry import unknown
+from sgp.yaml_file import load_yaml
 
-# These have their place in every run's name.
+# Settings that are part of every run's name.
 NAMED = (*CHOICES, "order", "seed")
-# A folder's name may have no more than 255 characters on any common file system.
+# Common file systems allow names of 255 characters.
 LONGEST_NAME = 200
 
 
@@ -26,9 +35,9 @@ class Point:
     """One run of a sweep.
 
     Attributes:
-        name: of its folder: that of a single run, with the values of the settings that the sweep varies.
-        config: what it is.
-        varied: what tells it from the other points: the values that the file has in a list.
+        name: Name of its folder: the name of a single run, with the values of the settings that the sweep varies.
+        config: Config of the run.
+        varied: Values that the file has in a list, by name; the points of a sweep differ in them.
     """
 
     name: str
@@ -38,30 +47,46 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file asks for.
+    """Content of a sweep file.
 
     Attributes:
-        points: in the file's order; the name that stands last varies fastest.
-        notes: settings that do not apply to some of the runs.
+        points: Runs in the file's order; the last name varies fastest.
+        notes: Sentences on settings that do not apply to some of the runs.
     """
 
     points: list[Point]
     notes: list[str]
 
 
-def read_sweep(target: str) -> Sweep:
-    """The sweep of a YAML file, or of a name in the paper's room.
+def read_sweep(target: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Sweep:
+    """Read the sweep of a YAML file, or one of the paper's sweeps.
 
-    The file has the flat names of a config file; a list stands for every one of its values. A file may be a list of
-    such grids. A setting that a method or a benchmark does not have is left out there, and points that come to the
-    same run are one.
+    The file has the flat names of a config file; a list is expanded to each of its values. A file can be a list of
+    such grids. A setting that a method or a benchmark does not have is left out there, and equal runs are merged.
+
+    Args:
+        target: Path of the file, or name of one of the paper's sweeps.
+        overrides: Settings that replace those of the file.
 
     Raises:
-        ValueError: there is no such file, a setting belongs to no run, a name is unknown or a value out of range, or
-            two different runs would have one name; the message has what would be accepted.
+        ValueError: There is no such file, a setting belongs to no run, a name is unknown, a value is not accepted, or
+            two different runs would have one name; the message says what is accepted.
     """
-    source = _source(target)
-    content = load_yaml(source)
+    source = _find_source(target)
+    return expand_grids(load_yaml(source), str(source), overrides)
+
+
+def expand_grids(content: Any, source: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Sweep:
+    """Return the sweep of a grid, or of a list of grids.
+
+    Args:
+        content: Grids as in a sweep file.
+        source: Where the grids are from, for errors.
+        overrides: Settings that replace those of the grids.
+
+    Raises:
+        ValueError: As `read_sweep`.
+    """
     grids = content if isinstance(content, list) else [content]
     if not grids or not all(isinstance(g, dict) and g and all(isinstance(n, str) for n in g) for g in grids):
         raise ValueError(f"{source} must have names and values, such as `method: [gpm, sgp]`, or a list of such grids")
@@ -69,40 +94,28 @@ def read_sweep(target: str) -> Sweep:
     notes: dict[str, None] = {}
     try:
         for grid in grids:
-            for point in _points(grid, notes):
-                _add(points, point)
+            for point in _expand(grid | overrides, notes):
+                _add_point(points, point)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
     return Sweep(list(points.values()), list(notes))
 
 
-def outcome(path: Path) -> dict[str, Any] | None:
-    """What a run has come to: its last event, if it is finished; of a run on games also the accumulated reward."""
-    try:
-        events = RunFolder(path).read_events()
-    except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
-        return None
-    if not events or events[-1]["event"] != "end":
-        return None
-    rewards = [event["accumulated"] for event in events if event["event"] == "game"]
-    return events[-1] | ({"reward": rewards[-1]} if rewards else {})
-
-
-def _source(target: str) -> Path | Traversable:
+def _find_source(target: str) -> Path | Traversable:
     path = Path(target)
     if path.is_file():
         return path
     ours = paper.sweeps()
-    # A mistyped path is no mistyped name of ours.
+    # A mistyped path is not a mistyped name of ours.
     if path.suffix or path.name != target:
         raise ValueError(f"there is no file {target!r}")
     if target not in ours:
-        raise ValueError(f"{unknown('sweep of the paper', target, ours)}; a file of yours ends in .yaml")
+        raise ValueError(f"{unknown('sweep of the paper', target, ours)}; the name of your own file ends in .yaml")
     return ours[target]
 
 
-def _points(grid: Mapping[str, Any], notes: dict[str, None]) -> Iterator[Point]:
-    """The runs of one grid, some of them more than once; what does not apply is noted."""
+def _expand(grid: Mapping[str, Any], notes: dict[str, None]) -> Iterator[Point]:
+    """Yield the runs of one grid, some of them more than once, and note the settings that do not apply."""
     values = {name: value if isinstance(value, list) else [value] for name, value in grid.items()}
     for name in ("benchmark", "method"):
         if name not in values:
@@ -119,23 +132,33 @@ def _points(grid: Mapping[str, Any], notes: dict[str, None]) -> Iterator[Point]:
             known.setdefault(name, set()).add((method, benchmark))
     for name in values:
         if name not in known:
-            raise ValueError(unknown("setting", name, known))
+            raise ValueError(_explain_unknown(name, known))
         without = [pair for pair in pairs if pair not in known[name]]
         if without:
-            notes[f"{name} does not apply to {_of(without, pairs)}, and is left out there"] = None
+            notes[f"{name} does not apply to {_describe_pairs(without, pairs)}, and is left out there"] = None
     for combination in itertools.product(*values.values()):
         point = dict(zip(values, combination, strict=True))
         own = {name: value for name, value in point.items() if (point["method"], point["benchmark"]) in known[name]}
-        config = _configured(own, [name for name in own if isinstance(grid[name], list)])
+        config = _configure_point(own, [name for name in own if isinstance(grid[name], list)])
         flat = config.flat()
         # One value in a list counts too, so that names stay as they are when more values join it.
         varied = {name: flat[name] for name in own if isinstance(grid[name], list)}
-        extra = [f"{name.replace('_', '-')}{_word(value)}" for name, value in varied.items() if name not in NAMED]
+        unnamed = {name: value for name, value in varied.items() if name not in NAMED}
+        extra = [f"{name.replace('_', '-')}{_format_word(value)}" for name, value in unnamed.items()]
         yield Point("-".join([config.name, *extra]), config, varied)
 
 
-def _of(some: list[tuple[str, str]], pairs: list[tuple[str, str]]) -> str:
-    """Methods on benchmarks, as briefly as can be said."""
+def _explain_unknown(name: str, known: Mapping[str, object]) -> str:
+    """Return the error message for a setting that no run of a grid has."""
+    owners, near = find_owners(name), find_near_settings(name, known)
+    if owners:
+        return f"no run has the setting {name}; it is one of {owners}"
+    hint = f": did you mean {' or '.join(near)}?" if near else ""
+    return f"there is no setting {name!r}{hint}"
+
+
+def _describe_pairs(some: list[tuple[str, str]], pairs: list[tuple[str, str]]) -> str:
+    """Return some pairs of method and benchmark in as few words as possible."""
     methods, benchmarks = (list(dict.fromkeys(part)) for part in zip(*some, strict=True))
     if all(pair in some for pair in pairs if pair[0] in methods):
         return ", ".join(methods)
@@ -144,7 +167,7 @@ def _of(some: list[tuple[str, str]], pairs: list[tuple[str, str]]) -> str:
     return ", ".join(f"{method} on {benchmark}" for method, benchmark in some)
 
 
-def _configured(values: dict[str, Any], varied: list[str]) -> AnyConfig:
+def _configure_point(values: dict[str, Any], varied: list[str]) -> AnyConfig:
     try:
         return configure(**values)
     except ValueError as error:
@@ -153,15 +176,15 @@ def _configured(values: dict[str, Any], varied: list[str]) -> AnyConfig:
         raise ValueError(f"{heading}: {error}") from error
 
 
-def _word(value: Any) -> str:
-    """A value as a part of a folder's name."""
+def _format_word(value: Any) -> str:
+    """Return a value as a part of a folder's name."""
     if isinstance(value, dict):
         value = "_".join(f"{key}_{item}" for key, item in value.items())
     return re.sub(r"[^A-Za-z0-9.+_-]", "_", str(value).removesuffix(".0"))
 
 
-def _add(points: dict[str, Point], point: Point) -> None:
-    """Take a point in, unless the same run is there."""
+def _add_point(points: dict[str, Point], point: Point) -> None:
+    """Add a point unless the same run already exists."""
     if len(point.name) > LONGEST_NAME:
         raise ValueError(f"{point.name!r} is too long for a folder's name: vary fewer settings in one file")
     key = as_yaml(point.config)
@@ -170,7 +193,7 @@ def _add(points: dict[str, Point], point: Point) -> None:
     for other in points.values():
         if other.name == point.name:
             raise ValueError(
-                f"two runs would be called {point.name} ({'; '.join(differences(point.config, other.config))}): "
+                f"two runs would be called {point.name} ({'; '.join(find_differences(point.config, other.config))}): "
                 "write what differs as a list, also of one value, and it becomes part of the name"
             )
     points[key] = point

@@ -1,4 +1,4 @@
-"""A memory in the ``Trainer`` of Lightning, be it called ``lightning`` or ``pytorch_lightning``."""
+"""Callback for the ``Trainer`` of Lightning, from the package ``lightning`` or ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, make_forward
+from sgp.projection.batches import evaluation_pass, make_forward
 from sgp.projection.modes import Mode
 
 if TYPE_CHECKING:
@@ -24,25 +24,31 @@ else:
         except ModuleNotFoundError as error:
             raise ImportError('this needs lightning: pip install "sgp-torch[lightning]"', name="lightning") from error
 
+# Names of the functions that stand in for a forward which a module does not define.
+NO_FORWARD = ("_forward_unimplemented", "LightningModule.forward")
+
 
 class GradientMemoryCallback(Callback):
-    """One ``fit`` is one task::
+    """Callback that protects earlier tasks while Lightning trains the next one; each ``fit`` is one task.
+
+    ::
 
         for task in tasks:
             Trainer(callbacks=[GradientMemoryCallback(memory)]).fit(module, task)
 
-    The memory is attached to every optimizer that holds parameters of its model when training starts, and updated from
-    the training data when training has ended. It is part of Lightning's checkpoints.
+    When training starts, the memory is attached to every optimizer that has parameters of its model; when training
+    ends, it is updated from the training data. It is saved in Lightning's checkpoints.
 
     Args:
-        memory: of the LightningModule, or of a part of it.
-        samples: how many inputs the update uses; None for all, as in ``memory.update``.
-        mask: which positions count, as in ``memory.update``.
-        forward: runs one batch of the training data, as in ``memory.update``; without it the memory's model does. It
-            is tried on the first batch, so that it does not fail after training.
-        update: False leaves the update to you.
-        mode: as in ``memory.attach``.
-        every: as in ``memory.attach``. A validation sees projected weights.
+        memory: Memory of the LightningModule or of a part of it.
+        samples: Number of inputs that the update uses; None for all, as in ``memory.update``.
+        mask: Function that returns which positions count, as in ``memory.update``.
+        forward: Function that runs one batch of the training data, as in ``memory.update``; None to run the memory's
+            model, whose ``forward`` must then accept such a batch. It is tried on the first batch, so that it does not
+            fail after training.
+        update: Whether to update the memory; if False, call ``memory.update`` yourself.
+        mode: Projection mode, as in ``memory.attach``.
+        every: Number of steps that are projected at once, as in ``memory.attach``. A validation sees projected weights.
     """
 
     def __init__(
@@ -69,31 +75,44 @@ class GradientMemoryCallback(Callback):
         self._is_tried = False
         self._evaluation = ExitStack()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the update will be able to run the memory's model.
+
+        Raises:
+            TypeError: The model has no ``forward``, and none was passed.
+        """
+        model = type(self.memory.model)
+        if self.update and self.forward is None and model.forward.__qualname__ in NO_FORWARD:
+            raise TypeError(
+                f"{model.__name__} has no forward(), which the update of the memory runs: pass "
+                "GradientMemoryCallback(memory, forward=...), a function that runs one batch of the training data"
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach, and go on from a checkpoint if the trainer does."""
-        self._evaluation.close()  # of a training that a validation broke off
+        """Attach the memory, and resume from a checkpoint if the trainer does."""
+        self._evaluation.close()  # left open if a validation of an earlier training failed
         self.hooks = attach_all(self.memory, trainer.optimizers, mode=self.mode, every=self.every)
         self._is_updated = self._is_tried = False
         self._restore()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Try the forward that the update will need."""
+        """Run the first batch as the update will run it."""
         if self.update and not self._is_tried:
             with evaluation_pass(pl_module, ()), trainer.precision_plugin.forward_context():
                 self._forward(batch)
         self._is_tried = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Weights as they would be projected now."""
+        """Project the weights temporarily."""
         for hook in self.hooks:
             self._evaluation.enter_context(hook.projected())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training goes on from the weights it had. Lightning's own checkpoints come after this."""
+        """Restore the weights of training. Lightning saves checkpoints after this."""
         self._evaluation.close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the task that was learned, and leave the optimizers as they were."""
+        """Update the memory, and detach it from the optimizers."""
         try:
             self._update(trainer, pl_module)
         finally:
@@ -102,18 +121,18 @@ class GradientMemoryCallback(Callback):
             self.hooks = []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A checkpoint of the end of training, from which nothing is trained any more, may lack the update."""
+        """Update the memory if ``fit`` was resumed from a checkpoint after the last step but before the update."""
         if self._loaded is not None:
             self._restore()
             self._update(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning puts into a checkpoint."""
+        """Return the state for Lightning's checkpoint."""
         hooks = [hook.state_dict() for hook in self.hooks]
         return {"memory": self.memory.state_dict(), "hooks": hooks, "updated": self._is_updated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What Lightning found in a checkpoint; used once the weights are there too."""
+        """Keep the state of Lightning's checkpoint, which is loaded after the weights."""
         self._loaded = state_dict
 
     def _restore(self) -> None:
@@ -130,7 +149,7 @@ class GradientMemoryCallback(Callback):
             return
 
         def forward(batch: Any) -> Any:
-            # As Lightning makes a batch of what the loader gives.
+            # Convert and move the batch as Lightning does.
             batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
             with trainer.precision_plugin.forward_context():
                 return self._forward(trainer.strategy.batch_to_device(batch))

@@ -1,4 +1,4 @@
-"""Trainers that have more than one optimizer."""
+"""Attach a memory to the optimizers of trainers that have more than one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from sgp.projection import GradientMemory, OptimizerHook
 
 
 def attach_all(memory: GradientMemory, optimizers: Iterable[Optimizer], **options: Any) -> list[OptimizerHook]:
-    """Attach a memory to those optimizers that hold parameters of its model.
+    """Attach a memory to the optimizers that have parameters of its model.
 
-    Raises:
-        ValueError: none does.
+    If none has any, the ``ValueError`` of ``memory.attach`` is raised.
+
+    Args:
+        memory: Memory to attach.
+        optimizers: Optimizers of a trainer.
+        options: Options of ``memory.attach``.
+
+    Returns:
+        The hooks of the attached optimizers.
     """
     optimizers = list(optimizers)
-    ours = {id(p) for p in memory.model.parameters()}
-    holders = [o for o in optimizers if any(id(p) in ours for group in o.param_groups for p in group["params"])]
-    # Where none holds any, the first says so.
-    return [memory.attach(optimizer, **options) for optimizer in holders or optimizers[:1]]
+    own = {id(p) for p in memory.model.parameters()}
+    matching = [o for o in optimizers if any(id(p) in own for group in o.param_groups for p in group["params"])]
+    return [memory.attach(optimizer, **options) for optimizer in matching or optimizers[:1]]

@@ -1,4 +1,4 @@
-"""A memory in the algorithms of Stable-Baselines3."""
+"""Callback for the algorithms of Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sgp.integrations.optimizers import attach_all
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, preserve_random_state
+from sgp.projection.batches import evaluation_pass, preserve_random_state
 from sgp.projection.modes import Mode
 
 try:
@@ -24,23 +24,29 @@ Observations = Tensor | dict[str, Tensor]
 
 
 class GradientMemoryCallback(BaseCallback):
-    """One ``learn`` is one task::
+    """Callback that protects earlier tasks while an algorithm learns the next one; each ``learn`` is one task.
+
+    ::
 
         for env in games:
             model.set_env(env)
             model.learn(100_000, callback=GradientMemoryCallback(memory))
 
-    The memory is attached to every optimizer of the policy that holds parameters of its model, and updated when
-    learning ends, from what was seen: the last rollout, or the replay buffer.
+    The memory is attached to every optimizer of the policy that has parameters of its model. When learning ends, it is
+    updated from observations of the last rollout or of the replay buffer.
 
     Args:
-        memory: of ``model.policy`` or of a part of it.
-        samples: how many observations the update uses.
-        forward: runs a batch of observations; without it the policy does. What it does not reach, such as the critic
-            of SAC, needs one.
-        update: False leaves the update to you.
-        mode: as in ``memory.attach``.
-        batch: how many observations at a time.
+        memory: Memory of ``model.policy`` or of a part of it.
+        samples: Number of observations that the update uses.
+        forward: Function that runs a batch of observations; None to run the policy. Modules that the policy's forward
+            does not run, such as the critic of SAC, need one.
+        update: Whether to update the memory; if False, call ``memory.update`` yourself.
+        mode: Projection mode, as in ``memory.attach``.
+        batch: Number of observations in a batch of the update.
+        verbose: Verbosity, as in ``BaseCallback``.
+
+    Raises:
+        ValueError: ``samples`` is below 1.
     """
 
     def __init__(
@@ -64,21 +70,21 @@ class GradientMemoryCallback(BaseCallback):
         self.mode = mode
         self.batch = batch
         self.hooks: list[OptimizerHook] = []
-        self._seen: Observations | None = None
+        self._observations: Observations | None = None
 
     def _on_training_start(self) -> None:
         found = (getattr(module, "optimizer", None) for module in self.model.policy.modules())
         self.hooks = attach_all(self.memory, [o for o in found if isinstance(o, Optimizer)], mode=self.mode)
-        self._seen = None
+        self._observations = None
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
-        """Draw from a rollout while it is there: learning may stop in the middle of the next one."""
+        """Sample from every complete rollout, since learning may stop in the middle of the next one."""
         buffer = getattr(self.model, "rollout_buffer", None)
         if buffer is not None and self.update:
-            self._seen = self._drawn(buffer)
+            self._observations = self._sample(buffer)
 
     def _on_training_end(self) -> None:
         if self.update:
@@ -88,19 +94,19 @@ class GradientMemoryCallback(BaseCallback):
         self.hooks = []
 
     def _update(self) -> None:
-        policy, seen, self._seen = self.model.policy, self._seen, None
+        policy, observations, self._observations = self.model.policy, self._observations, None
         replay = getattr(self.model, "replay_buffer", None)
         if replay is not None and replay.size() > 0:
             with preserve_random_state():
-                seen = replay.sample(self.samples, env=self.model.get_vec_normalize_env()).observations
-        if seen is None:
-            warnings.warn("learning ended before its first rollout did: the memory is as it was", stacklevel=2)
+                observations = replay.sample(self.samples, env=self.model.get_vec_normalize_env()).observations
+        if observations is None:
+            warnings.warn("learning ended before the first rollout was complete: no update", stacklevel=2)
             return
         with evaluation_pass(policy, ()):  # the memory's model may be a part of it
-            self.memory.update(_batches(seen, self.batch), forward=self.forward or policy)
+            self.memory.update(_split_batches(observations, self.batch), forward=self.forward or policy)
 
-    def _drawn(self, buffer: Any) -> Observations:
-        """Some observations of a rollout, [steps, copies, ...], as the policy takes them."""
+    def _sample(self, buffer: Any) -> Observations:
+        """Return random observations of a rollout, [steps, environments, ...], in the form that the policy takes."""
         with preserve_random_state():
             chosen = torch.randperm(buffer.buffer_size * buffer.n_envs)[: self.samples].numpy()
 
@@ -112,7 +118,7 @@ class GradientMemoryCallback(BaseCallback):
         return draw(buffer.observations)
 
 
-def _batches(observations: Observations, size: int) -> list[Any]:
+def _split_batches(observations: Observations, size: int) -> list[Any]:
     if isinstance(observations, Tensor):
         return list(torch.split(observations, size))
     parts = [torch.split(part, size) for part in observations.values()]

@@ -1,4 +1,4 @@
-"""A memory in the ``Trainer`` of transformers."""
+"""Callback for the ``Trainer`` of transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sgp import storage
 from sgp.projection import GradientMemory, OptimizerHook
-from sgp.projection.collect import evaluation_pass, get_mask, make_forward
+from sgp.projection.batches import evaluation_pass, get_mask, make_forward
 from sgp.projection.modes import Mode
 
 try:
@@ -21,31 +21,33 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError('this needs transformers: pip install "sgp-torch[transformers]"', name="transformers") from error
 
-# In each checkpoint folder. The first is what memory.save writes.
+# Files in each checkpoint folder: the file of memory.save, and the state of the hook.
 MEMORY = "memory.safetensors"
-HANDLE = "memory_handle.safetensors"
+HOOK = "memory_hook.safetensors"
 
 
 class GradientMemoryCallback(TrainerCallback):
-    """One training of a ``Trainer`` is one task::
+    """Callback that protects earlier tasks while a ``Trainer`` trains the next one; each ``train`` is one task.
+
+    ::
 
         for task in tasks:
             Trainer(model, args, train_dataset=task, callbacks=[GradientMemoryCallback(memory)]).train()
 
-    The memory is attached when training begins, and updated from the training data when it has ended. Each of the
-    trainer's checkpoints holds it, and a training that is resumed from one ends with the same bits.
+    The memory is attached when training begins, and updated from the training data when it ends. It is saved in each
+    checkpoint of the trainer, and a resumed training ends with the same bits.
 
     Args:
-        memory: of the trainer's model, or of a part of it.
-        samples: how many inputs the update uses; None for all, as in ``memory.update``.
-        mask: which positions count, as in ``memory.update``; the ``attention_mask`` without it.
-        forward: runs one batch of the training data; the trainer's model does without it. It is tried when training
-            begins, so that it does not fail after it; data that can only be streamed are not.
-        update: False leaves the update to you, for instance because it should see other data.
-        mode: as in ``memory.attach``.
-        every: as in ``memory.attach``. An evaluation sees projected weights; the end of an epoch and a checkpoint
-            project as well.
-        checkpoint: the folder that training resumes from, where that is not in the trainer's ``output_dir``.
+        memory: Memory of the trainer's model or of a part of it.
+        samples: Number of inputs that the update uses; None for all, as in ``memory.update``.
+        mask: Function that returns which positions count, as in ``memory.update``; None for the ``attention_mask``.
+        forward: Function that runs one batch of the training data; None to run the trainer's model. It is tried on one
+            batch before training, so that it does not fail after it, unless the data can only be streamed.
+        update: Whether to update the memory; if False, call ``memory.update`` yourself, for instance with other data.
+        mode: Projection mode, as in ``memory.attach``.
+        every: Number of steps that are projected at once, as in ``memory.attach``. An evaluation sees projected
+            weights; the end of an epoch and a checkpoint also project.
+        checkpoint: Folder that training resumes from, if it is outside the trainer's ``output_dir``.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class GradientMemoryCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Try what the update will need, attach, and go on from a checkpoint if the trainer does."""
-        self._evaluation.close()  # of a training that an evaluation broke off
+        """Run one batch as the update will, attach the memory, and resume from a checkpoint if the trainer does."""
+        self._evaluation.close()  # left open if an evaluation of an earlier training failed
         if self.update:
-            self._try(args, kwargs["model"], kwargs["train_dataloader"])
+            self._try_forward(args, kwargs["model"], kwargs["train_dataloader"])
         self.hook = self.memory.attach(kwargs["optimizer"], mode=self.mode, every=self.every)
         if state.global_step > 0:
             folder = Path(self.checkpoint) if self.checkpoint else _folder(args, state)
@@ -86,14 +88,14 @@ class GradientMemoryCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Training goes on from the weights that it had before an evaluation."""
+        """Restore the weights of training after an evaluation."""
         self._evaluation.close()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Project what an evaluation or a checkpoint will see. In all processes, of which one writes the file."""
+        """Project the weights for an evaluation or a checkpoint, in all processes, of which one writes the file."""
         if self.hook is None:
             return
-        # Whether to save the best may be known only after the evaluation.
+        # Whether this checkpoint is the best one may be known only after the evaluation.
         if control.should_save or (control.should_evaluate and args.save_strategy == "best"):
             self.hook.flush()
         elif control.should_evaluate:
@@ -102,24 +104,24 @@ class GradientMemoryCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Project: other weights may be loaded after the last epoch."""
+        """Project the pending change, since other weights may be loaded after the last epoch."""
         self._evaluation.close()
         if self.hook is not None:
             self.hook.flush()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write memory and hook beside the trainer's own files."""
+        """Write memory and hook to the folder of the trainer's checkpoint."""
         if self.hook is None or not state.is_world_process_zero:
             return
         folder = _folder(args, state)
         hook = {"format": storage.FORMAT, "hook": self.hook.state_dict(), "weights": self._digest()}
-        storage.write(folder / HANDLE, hook)
+        storage.write(folder / HOOK, hook)
         self.memory.save(folder / MEMORY)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Add the task that was learned, and leave the optimizer as it was."""
+        """Update the memory, and detach it from the optimizer."""
         try:
             if self.update:
                 self._update(kwargs["model"], kwargs["train_dataloader"])
@@ -128,7 +130,7 @@ class GradientMemoryCallback(TrainerCallback):
                 self.hook.detach()
                 self.hook = None
 
-    def _try(self, args: TrainingArguments, model: nn.Module, batches: DataLoader[Any]) -> None:
+    def _try_forward(self, args: TrainingArguments, model: nn.Module, batches: DataLoader[Any]) -> None:
         from accelerate.utils import send_to_device  # the Trainer needs it, this module does not
 
         with evaluation_pass(model, batches):
@@ -139,54 +141,53 @@ class GradientMemoryCallback(TrainerCallback):
                 (self.forward or make_forward(model))(batch)
 
     def _update(self, model: nn.Module, batches: DataLoader[Any]) -> None:
-        if hasattr(batches, "set_epoch"):  # one order of the samples, in how many pieces ever the task was trained
+        if hasattr(batches, "set_epoch"):  # the same order of the samples, whether training was resumed or not
             batches.set_epoch(0)
         forward = self.forward or make_forward(model)
         with evaluation_pass(model, batches):  # the memory's model may be a part of it
             self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
 
     def _load(self, folder: Path, hook: OptimizerHook) -> None:
-        missing = [name for name in (HANDLE, MEMORY) if not (folder / name).is_file()]
+        missing = [name for name in (HOOK, MEMORY) if not (folder / name).is_file()]
         if missing:
             raise FileNotFoundError(
-                f"training resumes, and there is no {' and no '.join(missing)} in {str(folder)!r}: give "
-                "GradientMemoryCallback(checkpoint=...) the folder it resumes from, or resume from an earlier one if "
-                "this was not finished"
+                f"training resumes, but {' and '.join(missing)} is missing in {str(folder)!r}: pass the folder that it "
+                "resumes from, GradientMemoryCallback(checkpoint=...); if it is incomplete, resume from an earlier one"
             )
-        saved = storage.read(folder / HANDLE, "saved hook")
+        saved = storage.read(folder / HOOK, "saved hook")
         if saved["weights"] != self._digest():
             raise ValueError(
-                f"the memory in {str(folder)!r} was saved with other weights than the model has now: give "
-                "GradientMemoryCallback(checkpoint=...) the folder that training resumes from"
+                f"the memory in {str(folder)!r} was saved with other weights than the model has now: pass the folder "
+                "that training resumes from, GradientMemoryCallback(checkpoint=...)"
             )
         self.memory.load(folder / MEMORY)
         hook.load_state_dict(saved["hook"])
 
     def _digest(self) -> str:
-        """Tells the trained weights apart from those of other checkpoints."""
+        """Return a digest of the trained weights, which differs between checkpoints."""
         return storage.digest({name: p.detach() for name, p in self.memory.model.named_parameters() if p.requires_grad})
 
 
 def _first_batch(batches: DataLoader[Any], size: int) -> Any:
-    """The first samples of a loader's data, as it would make a batch of them.
+    """Return a batch of the first samples of a loader's dataset, or None if samples cannot be indexed by number.
 
-    Neither its sampler nor its workers are asked, which would remember it. None if the data cannot be had by number.
+    The sampler and the workers of the loader are not used, since that would change their state.
     """
     data: Any = batches.dataset
     if isinstance(data, IterableDataset):
         return None
     try:
-        if batches.batch_sampler is None:  # what the data hold is batches
+        if batches.batch_sampler is None:  # each item of the dataset is a batch
             samples = data[0]
         elif hasattr(data, "__getitems__"):
             samples = data.__getitems__(list(range(min(size, len(data)))))
         else:
             samples = [data[index] for index in range(min(size, len(data)))]
-    except (LookupError, TypeError):  # other keys than numbers; if the data are at fault, training will tell
+    except (LookupError, TypeError):  # keys may be of another type; if the dataset is faulty, training will raise
         return None
     return batches.collate_fn(samples)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the trainer writes the checkpoint of this step."""
+    """Return the folder of the trainer's checkpoint of this step."""
     return Path(args.output_dir or ".") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"

@@ -54,7 +54,8 @@ class MethodRegistry(Registry[MethodType]):
 
     def facts(self, name: str) -> type[MethodFacts]:
         """Return the facts of a method. A method of another package is imported for them."""
-        return self._facts.get(name) or self[name]
+        # A file may have a list in place of a name.
+        return self._facts[name] if isinstance(name, str) and name in self._facts else self[name]
 
 
 METHODS = MethodRegistry()

@@ -1,4 +1,4 @@
-"""What methods have in common that train adapters of PEFT beside a network's own weights, which stay as they are."""
+"""Base class of methods that train PEFT adapters beside a network's own weights, which stay as they are."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from sgp.patterns import find_pattern
 
 
 class Adapters(Method[S]):
-    """Puts adapters into a network when the first task begins, and trains them and the heads.
+    """Adds adapters to a network when the first task begins, and trains them and the heads.
 
     Attributes:
-        layers: types of layers that get one.
+        layer_types: Types of the layers that get an adapter.
+        targets: Names of the layers that get an adapter.
     """
 
-    layers: ClassVar[tuple[type[nn.Module], ...]]
+    layer_types: ClassVar[tuple[type[nn.Module], ...]]
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -31,42 +32,42 @@ class Adapters(Method[S]):
         self.targets = [
             name
             for name, module in network.named_modules()
-            if isinstance(module, self.layers) and not find_pattern(name, self.exclude) and self._fits(module)
+            if isinstance(module, self.layer_types) and not find_pattern(name, self.exclude) and self._can_adapt(module)
         ]
         if not self.targets:
-            kinds = " or ".join(layer.__name__ for layer in self.layers)
+            kinds = " or ".join(kind.__name__ for kind in self.layer_types)
             raise ValueError(
                 f"{self.name} adapts layers of type {kinds}, and {type(network).__name__} has none to adapt"
             )
         self._is_adapted = False
 
-    def _fits(self, layer: nn.Module) -> bool:
-        """Whether a layer of the right type can be adapted; one that cannot stays as it is."""
+    def _can_adapt(self, layer: nn.Module) -> bool:
+        """Return whether a layer of the right type can be adapted; if not, it stays as it is."""
         return True
 
     @abstractmethod
-    def _config(self) -> Any:
-        """Of PEFT, for the targets."""
+    def _build_config(self) -> Any:
+        """Build PEFT's config for the targets."""
 
-    def begin(self, head: int, batches: Iterable[Batch]) -> None:
+    def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
         if not self._is_adapted:
-            self._adapt()
+            self._add_adapters()
 
-    def _adapt(self) -> None:
-        """Put the adapters in; only they and what belongs to single tasks can be trained from here on."""
-        self._peft.inject_adapter_in_model(self._config(), self.network)
+    def _add_adapters(self) -> None:
+        """Add the adapters; from here on, only they and modules of single tasks are trained."""
+        self._peft.inject_adapter_in_model(self._build_config(), self.network)
         for name, parameter in self.network.named_parameters():
             if find_pattern(name, self.exclude):
                 parameter.requires_grad_(True)
         self._is_adapted = True
 
     @property
-    def statistics(self) -> NormStatistics:
-        return "own" if self._is_adapted else "one"
+    def norm_statistics(self) -> NormStatistics:
+        return "own" if self._is_adapted else "shared"
 
     def state_dict(self) -> dict[str, Any]:
         return {"adapted": self._is_adapted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["adapted"]:
-            self._adapt()
+            self._add_adapters()

@@ -1,25 +1,29 @@
-"""Examples of old tasks that are kept to be learned again, and which of them give way to new ones."""
+"""Buffers of old examples for replay, and the rules by which new examples replace old ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-# Tensors by name, with one row an example.
+from sgp.methods.state import Stateful
+
+# Tensors by name, with one row for each example.
 Rows = Mapping[str, Tensor]
 Draws = Literal["uniform", "one-less"]
 
 
-class Buffer:
-    """At most so many examples, as tensors that grow until they are full.
+class Buffer(Stateful):
+    """A limited number of examples, in tensors that grow until the buffer is full.
 
     Attributes:
-        size: the most examples.
-        contents: what is kept of each, by name, [n, ...].
+        size: Largest number of examples.
+        contents: Stored tensors by name, [n, ...].
     """
+
+    state_names: ClassVar[tuple[str, ...]] = ("contents",)
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,54 +33,51 @@ class Buffer:
         return len(next(iter(self.contents.values()))) if self.contents else 0
 
     def draw(self, count: int) -> dict[str, Tensor]:
-        """So many different examples at random, or all of them in random order if there are not more."""
-        rows = torch.randperm(len(self))[:count]
-        return self.take(rows)
+        """Draw different examples at random: `count` of them, or all in random order if there are fewer."""
+        return self.take(torch.randperm(len(self))[:count])
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Some of the examples. rows: [m]."""
-        return {name: kept[rows] for name, kept in self.contents.items()}
+        """Return the examples in some rows. rows: [m]."""
+        return {name: stored[rows] for name, stored in self.contents.items()}
 
-    def _put(self, places: Mapping[int, int], offered: Rows) -> None:
-        """Write examples: place in the buffer -> row of what is offered. New places follow those that there are."""
+    def _write(self, places: Mapping[int, int], offered: Rows) -> None:
+        """Write offered examples into the buffer.
+
+        Args:
+            places: Place in the buffer -> row of the offered example. New places follow the existing ones.
+            offered: Offered examples.
+        """
         before = len(self)
         new = [row for place, row in places.items() if place >= before]
         old = {place: row for place, row in places.items() if place < before}
         for name, rows in offered.items():
-            # Always in the same memory format, since a file knows no other.
+            # Always in the same memory format, since a file has no other.
             rows = rows.detach().contiguous()
             if old:
                 self.contents[name][list(old)] = rows[list(old.values())]
             if new:
-                kept = [self.contents[name]] if before else []
-                self.contents[name] = torch.cat([*kept, rows[new]])
+                stored = [self.contents[name]] if before else []
+                self.contents[name] = torch.cat([*stored, rows[new]])
 
-    def bytes(self) -> dict[str, int]:
-        """Memory of what is kept, by name."""
-        return {name: kept.nbytes for name, kept in self.contents.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is kept."""
-        return {"contents": dict(self.contents)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        # A copy, since examples are overwritten in place.
-        self.contents = {name: kept.clone() for name, kept in state["contents"].items()}
+    def count_bytes(self) -> dict[str, int]:
+        """Return the size in bytes of each stored tensor, by name."""
+        return {name: stored.nbytes for name, stored in self.contents.items()}
 
 
 class Reservoir(Buffer):
     """A uniform sample of everything that was ever offered (Vitter's algorithm R).
 
     The n-th example offered takes place j of a full buffer if j, drawn uniformly from 0..n-1, is one of its places. By
-    induction each of the n is then in the buffer with probability size/n.
+    induction each of the n examples is then in the buffer with probability size/n.
 
     Args:
-        size: the most examples.
-        draws: from how many numbers j is drawn: "uniform" is n; "one-less" is n - 1, the examples before this one, as
-            in the published code, which thereby prefers later examples a little and always takes the first that meets
-            a full buffer.
+        size: Largest number of examples.
+        draws: Range that j is drawn from. "uniform": n numbers. "one-less": n - 1, the examples before this one, as in
+            the published code, which therefore prefers later examples a little and always takes the first example that
+            meets a full buffer.
     """
+
+    state_names = ("contents", "seen")
 
     def __init__(self, size: int, draws: Draws = "uniform") -> None:
         super().__init__(size)
@@ -89,7 +90,7 @@ class Reservoir(Buffer):
         numbers = torch.arange(self.seen + 1, self.seen + count + 1, dtype=torch.float64)
         self.seen += count
         ends = numbers if self.draws == "uniform" else numbers - 1
-        # 53 random bits: below every end, and uniform over it as far as any number of examples can tell.
+        # 53 random bits: below every end, and uniform for any realistic number of examples.
         drawn = (torch.rand(count, dtype=torch.float64) * ends).long().tolist()
         filled, places = len(self), {}
         for row, place in enumerate(drawn):
@@ -98,44 +99,39 @@ class Reservoir(Buffer):
                 filled += 1
             elif place < self.size:
                 places[place] = row
-        self._put(places, offered)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"seen": self.seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.seen = state["seen"]
+        self._write(places, offered)
 
 
 class ClassRings(Buffer):
     """The latest examples of each class of each task.
 
     Classes share the buffer evenly: with c classes so far each has size // c places, the first size % c of them one
-    more. When a class comes the others give up their oldest examples.
+    more. When a new class arrives, the other classes drop their oldest examples.
 
     Args:
-        size: the most examples.
-        per_class: the most examples of one class; none: as many as its share.
+        size: Largest number of examples.
+        per_class: Largest number of examples of one class; None for the class's whole share.
     """
+
+    state_names = ("contents", "_rings", "_free")
 
     def __init__(self, size: int, per_class: int | None = None) -> None:
         super().__init__(size)
         self.per_class = per_class
-        # "task/class" -> its places, oldest first, in the order in which classes came.
+        # "task/class" -> its places, oldest first; classes in the order of their arrival.
         self._rings: dict[str, list[int]] = {}
-        # Places that were given up and not taken yet.
+        # Places that were freed and not used again yet.
         self._free: list[int] = []
 
     def add(self, offered: Rows, labels: Tensor, task: int) -> None:
         """Offer examples of a task, one after another. labels: [n], their classes."""
-        filled, places, shares = len(self), {}, self._shares()
+        filled, places, shares = len(self), {}, self._compute_shares()
         for row, label in enumerate(labels.tolist()):
             name = f"{task}/{label}"
             if name not in self._rings:
                 self._rings[name] = []
-                shares = self._shares()
-                self._give_up(shares)
+                shares = self._compute_shares()
+                self._free_places(shares)
             ring = self._rings[name]
             if shares[name] == 0:  # more classes than places
                 continue
@@ -147,30 +143,21 @@ class ClassRings(Buffer):
                 ring.append(filled)
                 filled += 1
             places[ring[-1]] = row
-        self._put(places, offered)
+        self._write(places, offered)
 
-    def others(self, task: int) -> Tensor:
-        """The places of what is kept of all tasks but one, [m]."""
+    def find_other_tasks(self, task: int) -> Tensor:
+        """Return the places of the examples of all tasks but one, [m]."""
         rings = [ring for name, ring in self._rings.items() if name.split("/")[0] != str(task)]
         return torch.tensor([place for ring in rings for place in ring], dtype=torch.long)
 
-    def _shares(self) -> dict[str, int]:
-        """How many places each class may have."""
+    def _compute_shares(self) -> dict[str, int]:
+        """Return the number of places that each class may have."""
         even, more = divmod(self.size, max(1, len(self._rings)))
         most = self.size if self.per_class is None else self.per_class
         return {name: min(most, even + (number < more)) for number, name in enumerate(self._rings)}
 
-    def _give_up(self, shares: Mapping[str, int]) -> None:
-        """Take from each class the oldest that exceed its share."""
+    def _free_places(self, shares: Mapping[str, int]) -> None:
+        """Drop the oldest examples of each class that exceed its share."""
         for name, ring in self._rings.items():
             while len(ring) > shares[name]:
                 self._free.append(ring.pop(0))
-
-    def state_dict(self) -> dict[str, Any]:
-        rings = {name: list(ring) for name, ring in self._rings.items()}
-        return super().state_dict() | {"rings": rings, "free": list(self._free)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._rings = {name: list(ring) for name, ring in state["rings"].items()}
-        self._free = list(state["free"])

@@ -1,41 +1,68 @@
-"""Calls of linear layers, for methods that project their gradients.
+"""Record the calls of layers, for methods that project their gradients.
 
-The gradient of a weight is D^T X, with D the gradient of the layer's output and X its input, a row for each example.
-(D^T X) P = D^T (X P) for any P, and there are far fewer rows than outputs: so it costs the least to ask for D, and not
-for the gradient of the weight.
+The gradient of a weight is D^T X, with D the gradient of the layer's output and X its input, one row per example.
+(D^T X) P = D^T (X P) for any P, and there are far fewer rows than outputs: so it is cheapest to compute D, and not the
+gradient of the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 
 class Call(NamedTuple):
-    """Of a linear layer; the output as it was before anything was done to it in place."""
+    """A call of a layer.
+
+    Attributes:
+        layer: Name of the layer.
+        input: Input of the layer.
+        output: The output as it was before any in-place change; None if it has no graph.
+    """
 
     layer: str
     input: Tensor
-    output: GradientEdge
+    output: GradientEdge | None
 
 
 @contextmanager
-def recorded(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
-    """Every call of these layers meanwhile, by the names that they are given."""
+def record_calls(layers: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
+    """Record every call of some layers inside the context, under the names that are given."""
     calls: list[Call] = []
-    with ExitStack() as stack:
+
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        calls.append(Call(name, args[0], get_gradient_edge(output) if output.requires_grad else None))
+
+    with ExitStack() as hooks:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_hook(_recorder(name, calls)).remove)
+            hooks.enter_context(layer.register_forward_hook(partial(record, name)))
         yield calls
 
 
-def _recorder(layer: str, calls: list[Call]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            calls.append(Call(layer, args[0], get_gradient_edge(output)))
+def compute_gradients(
+    loss: Tensor, weights: Mapping[str, Tensor], calls: Sequence[Call] = (), *, create_graph: bool = False
+) -> tuple[dict[str, Tensor], list[tuple[Call, Tensor]]]:
+    """Compute the gradients of a loss, leaving `.grad` alone.
 
-    return hook
+    Args:
+        loss: Loss.
+        weights: Weights to differentiate with respect to, by name.
+        calls: Calls to differentiate with respect to the outputs of.
+        create_graph: Whether the gradients have a graph.
+
+    Returns:
+        The gradients of weights by name and the calls with the gradients of their outputs, as far as the loss depends
+        on them.
+    """
+    with_graph = [call for call in calls if call.output is not None]
+    edges: list[Any] = [*weights.values(), *(call.output for call in with_graph)]  # torch accepts both together
+    found = torch.autograd.grad(loss, edges, create_graph=create_graph, allow_unused=True)
+    gradients = {name: each for name, each in zip(weights, found, strict=False) if each is not None}
+    pairs = zip(with_graph, found[len(weights) :], strict=True)
+    return gradients, [(call, each) for call, each in pairs if each is not None]

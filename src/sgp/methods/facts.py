@@ -1,4 +1,4 @@
-"""Facts of methods: what is known of a method before its module, and torch with it, is imported."""
+"""Facts of methods, which are available before a method's module, and torch with it, is imported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class MethodFacts:
         name: Name in the registry and on the command line.
         description: One line for `sgp list methods`.
         Settings: Frozen dataclass of the method's settings; their values on each benchmark are in sgp.paper.
-        keeps_data: Whether examples of old tasks are stored.
-        supervised_only: Whether the method has a say in loss, batch or forward pass.
+        keeps_data: Whether the method stores examples of old tasks.
+        supervised_only: Whether the method changes the loss, the batch or the forward pass.
         projects_steps: Whether a gradient memory projects the optimizer's steps.
-        trains_jointly: Whether all tasks are learned at once. An epoch then goes through all of them, and each batch is
-            of one task.
-        rounds_weights: Whether `consolidate` changes weights, so that nothing can be fitted to them before it.
-        packages: Packages beside torch that the method's numbers depend on; runs note their versions.
+        trains_jointly: Whether all tasks are learned at once. An epoch then goes through all of them, and each batch
+            comes from one task.
+        rounds_weights: Whether `consolidate` changes the weights, so that nothing can be fitted to them before it.
+        packages: Packages beside torch that the method's numbers depend on; a run records their versions.
     """
 
     name: ClassVar[str]

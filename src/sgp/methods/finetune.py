@@ -1,4 +1,4 @@
-"""Finetuning: one task after another with nothing done about forgetting, the floor of every comparison."""
+"""Finetuning: train on one task after another and do nothing about forgetting, the lower bound of every comparison."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from sgp.methods.settings.finetune import FinetuneFacts
 
 
 class Finetune(FinetuneFacts, Method[NoSettings]):
-    """Does nothing."""
+    """Method that changes nothing about training."""

@@ -1,4 +1,4 @@
-"""The frozen network: only heads are trained, so nothing is forgotten. The control for pretrained networks."""
+"""Frozen network: only heads are trained, so nothing is forgotten. The control for pretrained networks."""
 
 from __future__ import annotations
 
@@ -20,30 +20,28 @@ MOST_STEPS = 1000
 class Frozen(FrozenFacts, Method[FrozenSettings]):
     """The best linear heads on features that do not change.
 
-    A head is found at the start of its task, from the features of all examples at once:
+    A head is fitted at the start of its task, to the features of all examples at once:
     argmin over W, b of the mean cross-entropy + mu/2 |W|^2, a convex problem, by L-BFGS to convergence. Epochs only
     measure it.
     """
+
+    norm_statistics: NormStatistics = "own"
 
     def __init__(self, network: nn.Module, settings: FrozenSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         heads = dict(network.named_children()).get("heads")
         if not isinstance(heads, Heads):
-            raise ValueError("frozen trains heads alone, and the network has none: give it sgp.networks.heads.Heads")
+            raise ValueError("frozen trains heads only, and the network has none: add sgp.networks.heads.Heads to it")
         self._heads = heads
 
     @property
-    def trained(self) -> nn.Module:
+    def trained_module(self) -> nn.Module:
         for name, parameter in self.network.named_parameters():
             parameter.requires_grad_(name.startswith("heads."))
         return self.network
 
-    @property
-    def statistics(self) -> NormStatistics:
-        return "own"
-
-    def begin(self, head: int, batches: Iterable[Batch]) -> None:
-        features, labels = self._features(head, batches)
+    def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
+        features, labels = self._compute_features(head, batches)
         layer = self._heads[0 if len(self._heads) == 1 else head]
         assert isinstance(layer, nn.Linear)
         optimizer = LBFGS(
@@ -54,33 +52,30 @@ class Frozen(FrozenFacts, Method[FrozenSettings]):
             line_search_fn="strong_wolfe",
         )
 
-        def loss() -> Tensor:
+        def compute_loss() -> Tensor:
             optimizer.zero_grad()
             penalty = self.settings.head_decay / 2 * layer.weight.square().sum()
             value = F.cross_entropy(layer(features), labels) + penalty
             value.backward()  # type: ignore[no-untyped-call]
             return value
 
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        optimizer.step(compute_loss)  # type: ignore[no-untyped-call]
         optimizer.zero_grad()
 
     @torch.no_grad()
-    def _features(self, head: int, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-        """What the heads see of all examples, and their labels."""
-        seen: list[Tensor] = []
-        labels = []
-        hook = self._heads.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    def _compute_features(self, head: int, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+        """Return the heads' inputs for all examples, and the labels."""
+        features: list[Tensor] = []
+        all_labels = []
         self.network.eval()
-        try:
-            for inputs, own in batches:
+        with self._heads.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0])):
+            for inputs, labels in batches:
                 self.network(inputs, head)
-                labels.append(own)
-        finally:
-            hook.remove()
-        return torch.cat(seen), torch.cat(labels)
+                all_labels.append(labels)
+        return torch.cat(features), torch.cat(all_labels)
 
     @torch.no_grad()
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
-        # Features as they are at test: dropout and batch statistics are for training what is below.
+        # Features as they are at test time: dropout and batch statistics are for training the layers below.
         self.network.eval()
-        return self.loss(batch, head, moment).item()
+        return self.compute_loss(batch, head, moment).item()

@@ -1,230 +1,205 @@
-"""What methods that grow the network share: sizes of each task's time, and training on the side."""
+"""Base class of methods that grow the network: sizes of layers by task, and training outside the trainer's loop."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.method import Batch, Method, Moment, S
-from sgp.networks.widen import Axis, axes_of, cut, laid_out, outside, resize, sizes_of, with_all_heads
-from sgp.networks.widen import channels_last as has_channels_last
-from sgp.networks.wiring import Wiring, find_wiring
+from sgp.methods.method import Batch, Moment, S, clone_tensors, concatenate_batches, sum_bytes, use_mode
+from sgp.methods.wired import Tensors, WiredMethod, wire_network
+from sgp.networks.widen import (
+    Axis,
+    connect_all_heads,
+    find_axes,
+    get_sizes,
+    has_channels_last,
+    mask_new_entries,
+    resize,
+    set_memory_format,
+    slice_units,
+)
+from sgp.networks.wiring import Wiring
 from sgp.patterns import find_pattern
 
-Tensors = dict[str, Tensor]
 
+class Growing(WiredMethod[S]):
+    """Method under which layers grow from task to task; old units keep their places.
 
-class Growing(Method[S]):
-    """A method under which layers grow from task to task; old units keep their places.
+    A learned task uses the units that existed at its end, and tensors of its own: its head, and stored BatchNorm
+    statistics. If all tasks share one head, each has its own copy. So a later task changes the outputs of an earlier
+    one only by moving weights between old units.
 
-    A task that has been learned is answered by the units that there were at its end, and by what it has of its own: its
-    head, and stored statistics of BatchNorm. Where all tasks share one head each has its own copy. So a later task
-    changes what an earlier one answers only by moving weights between old units.
+    The network grows only in `begin_task` and `consolidate`: while the trainer trains a task, weights keep their
+    shapes.
 
-    The network grows in `begin` or `consolidate` alone: while the loop trains a task its weights keep their shapes.
+    Attributes:
+        axes: Axes along which layers can grow.
+        sizes: Number of units of each layer at the end of each learned task, by the task's head.
     """
+
+    state_names: ClassVar[tuple[str, ...]] = ("_current", "_ends", "_lr", "sizes", "own")
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
-        self.wiring = Wiring({})
         self.axes: tuple[Axis, ...] = ()
-        # Of each task that has been learned, by its head: units of each layer, and tensors that are its own.
         self.sizes: dict[str, dict[str, int]] = {}
-        self.own: dict[str, Tensors] = {}
-        self._current = ""
         # Layers whose output is the task's logits.
         self._ends: list[str] = []
         self._lr = 0.0
-        # What may be moved of each parameter; None for all of everything. Made by `attach`.
+        # Which entries of each parameter may change; None for all of everything. Set by `attach`.
         self._gates: Tensors | None = None
-        self._base = {name: each.numel() for name, each in network.named_parameters()}
+        self._base = {name: parameter.numel() for name, parameter in network.named_parameters()}
 
     @abstractmethod
-    def _may_move(self) -> Tensors | None:
-        """What the loop may move of each parameter in this task."""
+    def _build_gates(self) -> Tensors | None:
+        """Return which entries of each parameter the trainer may change in this task; None for all."""
 
-    def begin(self, head: int, batches: Iterable[Batch]) -> None:
-        inputs, _ = next(iter(batches))
-        # Two of them, for BatchNorm cannot divide by the deviation of one.
-        two = torch.cat([inputs[:2], inputs[:2]])[:2]
-        found = find_wiring(self.network, two, head, exclude=self.exclude)
+    def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
+        wiring = wire_network(self.network, batches, head, self.exclude)
         self._current = str(head)
-        self._ends = [name for name, place in found.places.items() if place.sources and name not in found.gated]
+        self._ends = [name for name, place in wiring.places.items() if place.sources and name not in wiring.gated]
         if not self.wiring.places:
-            self._wire(with_all_heads(found, self.exclude))
+            self._set_wiring(connect_all_heads(wiring, self.exclude))
             if not self.axes:
                 raise ValueError(
                     f"{self.name} has nothing to grow in {type(self.network).__name__}: it has no hidden layer whose "
                     "units reach other layers without being added to those of another"
                 )
 
-    def _wire(self, wiring: Wiring) -> None:
+    def _set_wiring(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        self.axes = axes_of(self.network, wiring)
+        self.axes = find_axes(self.network, wiring)
 
     @property
-    def first_task(self) -> bool:
-        """Whether the task at hand is the first."""
+    def is_first_task(self) -> bool:
+        """Whether the current task is the first."""
         return not self.sizes
 
-    def now(self) -> dict[str, int]:
-        """Units that each layer has."""
-        return sizes_of(self.network, self.axes)
+    def count_units(self) -> dict[str, int]:
+        """Return the number of units of each layer that can grow."""
+        return get_sizes(self.network, self.axes)
 
-    def before(self) -> dict[str, int]:
-        """Units that each layer had at the end of the task before."""
+    def count_old_units(self) -> dict[str, int]:
+        """Return the number of units of each layer at the end of the previous task."""
         return list(self.sizes.values())[-1]
 
-    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+    def build_optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
         if kind is not SGD:
-            raise ValueError(f"{self.name} trains parts of the network on the side, with SGD: set optimizer=sgd")
-        return super().optimizer(kind, lr)
+            raise ValueError(f"{self.name} trains parts of the network by itself, with SGD: set optimizer=sgd")
+        return super().build_optimizer(kind, lr)
 
     def attach(self, optimizer: Optimizer) -> None:
-        # The loop tells its rate here alone; what is trained on the side has the same.
+        # Training outside the trainer's loop uses the same learning rate.
         self._lr = optimizer.param_groups[0]["lr"]
-        self._gates = self._may_move()
+        self._gates = self._build_gates()
 
-    def _with_head(self, gates: Tensors) -> Tensors:
-        """Gates through which the task's head may be moved as well."""
+    def _close_gates(self) -> Tensors:
+        """Return gates through which nothing may change."""
+        return {name: torch.zeros_like(each, dtype=torch.bool) for name, each in self.network.named_parameters()}
+
+    def _open_head(self, gates: Tensors) -> Tensors:
+        """Let the task's head change too."""
         for name, gate in gates.items():
             if name.rpartition(".")[0] in self._ends:
                 gate.fill_(True)
         return gates
 
-    def _new_parts(self) -> Tensors:
-        """What was added since the task before, and the task's head."""
-        return self._with_head(outside(self.network, self.axes, self.before()))
+    def _open_new_parts(self) -> Tensors:
+        """Return gates through which the units added since the previous task, and the head, may change."""
+        return self._open_head(mask_new_entries(self.network, self.axes, self.count_old_units()))
 
-    def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
-        optimizer.zero_grad()
-        loss = self.loss(batch, head, moment)
-        loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for name, parameter in self.network.named_parameters():
-                if parameter.grad is not None:
-                    self._penalise(name, parameter, parameter.grad)
-                    if self._gates is not None:
-                        parameter.grad.mul_(self._gates[name])
-        optimizer.step()
-        return loss.item()
+    def adjust_gradients(self, moment: Moment, optimizer: Optimizer) -> None:
+        for name, parameter in self.network.named_parameters():
+            if parameter.grad is not None:
+                self._add_penalties(name, parameter, parameter.grad)
+                if self._gates is not None:
+                    parameter.grad.mul_(self._gates[name])
 
-    def _penalise(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
-        """Add the gradient of penalties to that of the loss."""
+    def _add_penalties(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of penalties to the gradient of the loss."""
 
     def _train(self, examples: Batch, size: int, epochs: int) -> None:
-        """Train on the side, by the steps and at the first rate of the loop."""
+        """Train outside the trainer's loop, with the same steps and the first learning rate of the task."""
         inputs, labels = examples
-        optimizer = self.optimizer(SGD, self._lr)
-        with self._only_what_moves():
+        optimizer = self.build_optimizer(SGD, self._lr)
+        with self._freeze_closed(), use_mode(self.network, training=True):
             for epoch in range(epochs):
-                lots = lots_of(torch.randperm(len(labels)), size)
-                for number, rows in enumerate(lots):
-                    share = number / len(lots)
+                batches = split_rows(torch.randperm(len(labels)), size)
+                for number, rows in enumerate(batches):
+                    share = number / len(batches)
                     moment = Moment(epoch, share, (epoch + share) / epochs)
                     self.step((inputs[rows], labels[rows]), int(self._current), moment, optimizer)
 
     @contextmanager
-    def _only_what_moves(self) -> Iterator[None]:
-        """In train mode, with no gradient of parameters that are closed as a whole: a head alone needs no more."""
-        gates, mode = self._gates or {}, self.network.training
+    def _freeze_closed(self) -> Iterator[None]:
+        """Compute no gradient of parameters that may not change at all, which is cheaper for a head alone."""
+        gates = self._gates or {}
         closed = [each for name, each in self.network.named_parameters() if name in gates and not gates[name].any()]
-        wanted = [each.requires_grad for each in closed]
-        self.network.train()
+        required = [each.requires_grad for each in closed]
         for each in closed:
             each.requires_grad_(False)
         try:
             yield
         finally:
-            self.network.train(mode)
-            for each, before in zip(closed, wanted, strict=True):
+            for each, before in zip(closed, required, strict=True):
                 each.requires_grad_(before)
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """Put down what the task is answered with from now on."""
-        self.sizes.pop(self._current, None)  # the last is the newest
-        self.sizes[self._current] = self.now()
-        norms = [name for name, each in self.network.named_modules() if isinstance(each, _BatchNorm)]
-        state = self.network.state_dict()
-        self.own[self._current] = {
-            name: tensor.clone()
-            for name, tensor in state.items()
-            if name.rpartition(".")[0] in self._ends
-            or (name.rpartition(".")[0] in norms and name not in dict(self.network.named_parameters()))
-        }
+        """Store the sizes and tensors that the task is run with from now on."""
+        self.sizes.pop(self._current, None)  # the last entry is the newest task
+        self.sizes[self._current] = self.count_units()
+        heads = {n: each for n, each in self.network.named_parameters() if n.rpartition(".")[0] in self._ends}
+        self.own[self._current] = clone_tensors(heads) | self._clone_norm_buffers()
         self._gates = None
 
-    def logits(self, inputs: Tensor, head: int) -> Tensor:
-        if str(head) == self._current or str(head) not in self.sizes:
-            return super().logits(inputs, head)
-        tensors = cut(self.network, self.axes, self.sizes[str(head)]) | self.own[str(head)]
-        out: Tensor = functional_call(self.network, tensors, (inputs, head))
-        return out
+    def _get_task_tensors(self, head: str) -> Tensors:
+        return slice_units(self.network, self.axes, self.sizes[head]) | self.own[head]
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "wiring": self.wiring.plain(),
-            "current": self._current,
-            "ends": list(self._ends),
-            "lr": self._lr,
-            "now": self.now(),
-            "sizes": {head: dict(sizes) for head, sizes in self.sizes.items()},
-            "own": {head: dict(own) for head, own in self.own.items()},
-        }
+        return {"wiring": self.wiring.to_dict(), "now": self.count_units(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["wiring"] and not self.wiring.places:
-            self._wire(Wiring.of(state["wiring"]))
+            self._set_wiring(Wiring.from_dict(state["wiring"]))
         with torch.random.fork_rng(devices=[]):
             resize(self.network, self.axes, state["now"])  # the values are with the weights
-        self._current, self._ends, self._lr = state["current"], list(state["ends"]), state["lr"]
-        self.sizes = {head: dict(sizes) for head, sizes in state["sizes"].items()}
-        # In memory as the network's own are: a product of other strides may round otherwise.
+        super().load_state_dict(state)
+        # In the memory format of the network's own tensors: a product of other strides may round differently.
         last = has_channels_last(self.network)
         self.own = {
-            head: {name: laid_out(tensor.clone(), last=last) for name, tensor in own.items()}
-            for head, own in state["own"].items()
+            head: {name: set_memory_format(tensor, last=last) for name, tensor in own.items()}
+            for head, own in self.own.items()
         }
 
-    def bytes(self) -> dict[str, int]:
-        return {"of each task": sum(each.nbytes for own in self.own.values() for each in own.values())}
+    def count_bytes(self) -> dict[str, int]:
+        return {"of each task": sum_bytes(self.own)}
 
-    def capacity(self) -> float:
-        """Body and heads of all tasks so far, each head with the units of its time; other heads as they were built."""
+    def compute_capacity(self) -> float:
+        """Count body and heads of all tasks so far, each head with the units of its time; other heads as built."""
         parameters = dict(self.network.named_parameters())
-        heads = [{name for name in own if name in parameters} for own in self.own.values()]
+        heads = [{name: tensor for name, tensor in own.items() if name in parameters} for own in self.own.values()]
         learned = set().union(*heads)
         body = sum(
-            self._base[name] if find_pattern(name, self.exclude) else each.numel()
-            for name, each in parameters.items()
+            self._base[name] if find_pattern(name, self.exclude) else parameter.numel()
+            for name, parameter in parameters.items()
             if name not in learned
         )
-        own = sum(self.own[head][name].numel() for head, names in zip(self.own, heads, strict=True) for name in names)
+        own = sum(tensor.numel() for head in heads for tensor in head.values())
         return 100 * (body + own) / sum(self._base.values())
 
 
-def gathered(batches: Iterable[Batch]) -> tuple[Batch, int]:
-    """All examples of some batches, and how large a batch is."""
-    inputs, labels = zip(*batches, strict=True)
-    return (torch.cat(inputs), torch.cat(labels)), len(labels[0])
+def gather_examples(batches: Iterable[Batch]) -> tuple[Batch, int]:
+    """Return all examples of some batches, and the size of a batch."""
+    batches = list(batches)
+    return concatenate_batches(batches), len(batches[0][1])
 
 
-def lots_of(order: Tensor, size: int) -> tuple[Tensor, ...]:
-    """Rows in equal lots of no fewer than a size: BatchNorm cannot normalise a lot of one that is left over."""
+def split_rows(order: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Split rows into equal batches of at least `size`: BatchNorm cannot normalize a last batch of one."""
     return torch.tensor_split(order, max(1, len(order) // size))
-
-
-def units_for(setting: int | dict[str, int], layer: str) -> int:
-    """What a number of units by pattern is for one layer: that of the first pattern that fits its name, otherwise 0."""
-    if not isinstance(setting, dict):
-        return setting
-    pattern = find_pattern(layer, setting)
-    return 0 if pattern is None else setting[pattern]

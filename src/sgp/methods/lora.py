@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., ICLR 2022) of PEFT, one adapter for all tasks, trained on one after another: W + (s / r) B A."""
+"""LoRA (Hu et al., ICLR 2022) of PEFT: one adapter W + (s / r) B A for all tasks, trained on one after another."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sgp.methods.settings.lora import LoRAFacts, LoRASettings
 
 
 class LoRA(LoRAFacts, Adapters[LoRASettings]):
-    """A change of low rank beside each weight."""
+    """Trains a low-rank change of each weight."""
 
-    layers = (nn.Linear, nn.Conv2d)
+    layer_types = (nn.Linear, nn.Conv2d)
 
-    def _config(self) -> Any:
+    def _build_config(self) -> Any:
         settings = self.settings
         return self._peft.LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_scale, target_modules=self.targets)

@@ -1,23 +1,26 @@
-"""Base class of the methods of continual learning."""
+"""Base class of all methods of continual learning, and helpers that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.facts import MethodFacts, NoSettings
+from sgp.methods.state import Stateful
+
+__all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]
 
 # Inputs and labels of the same length.
 Batch = tuple[Tensor, Tensor]
-NormStatistics = Literal["one", "each", "own"]
+NormStatistics = Literal["shared", "per-task", "own"]
 S = TypeVar("S")
-
-__all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,22 @@ class Moment:
     share_of_task: float
 
 
-class Method(MethodFacts, Generic[S]):
+class Method(MethodFacts, Stateful, Generic[S]):
     """Base class of all methods. By itself it does nothing about forgetting; a subclass overrides what it does.
 
-    For each task the trainer calls `begin`, then `attach` with the optimizer that will train it, and `consolidate` once
-    it is trained. A method that acts through hooks of the optimizer alone (`attach`, `settle`, `consolidate`) works in
-    every trainer. One that overrides `begin`, `trained`, `optimizer`, `loss`, `step`, `passes` or `logits` sets
-    `supervised_only`: only the supervised trainer asks for them.
+    For each task the trainer calls `begin_task`, then `attach` with the optimizer that will train the task, and
+    `consolidate` once it is trained. A method that acts through optimizer hooks alone (`attach`, `finalize_weights`,
+    `consolidate`) works in every trainer. One that overrides `begin_task`, `trained_module`, `build_optimizer`,
+    `compute_loss`, `compute_logits`, `step` or `get_passes` sets `supervised_only`: only the supervised trainer calls
+    them.
 
-    In `begin`, `loss`, `step` and `consolidate`, torch's global random state belongs to the run and repeats when
-    the run is resumed, so a method may draw from it. Between epochs only `state_dict` and `trained` are kept.
+    In `begin_task`, `compute_loss`, `step` and `consolidate`, torch's global random state belongs to the run and
+    repeats when the run is resumed, so a method may draw from it. Between epochs only `state_dict` and `trained_module`
+    are stored.
+
+    Attributes:
+        parameter_state_names: Further attributes of the state, with tensors by parameter name, each shaped like its
+            parameter.
 
     Args:
         network: Network to train.
@@ -52,13 +61,15 @@ class Method(MethodFacts, Generic[S]):
         exclude: Patterns on names of modules that belong to single tasks (heads) and need no protection.
     """
 
+    parameter_state_names: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
         self.network = network
         self.settings = settings
         self.exclude = tuple(exclude)
 
-    def begin(self, head: int, batches: Iterable[Batch]) -> None:
-        """Prepare for a task. Not called again when a run resumes inside the task.
+    def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
+        """Prepare for a task. The trainer does not call this again when a run resumes inside the task.
 
         Args:
             head: Head of the task. If all tasks share one head it is the task's number, which networks then ignore.
@@ -69,56 +80,77 @@ class Method(MethodFacts, Generic[S]):
         """Act on every later step of an optimizer. Optimizers of earlier tasks are not used any more."""
 
     def project_gradients(self) -> None:
-        """Project gradients before the optimizer sees them, in place of its steps; to show that Adam then forgets."""
+        """Project gradients instead of steps, to show that Adam then forgets.
+
+        Raises:
+            ValueError: The method projects no steps.
+        """
         raise ValueError(f"{self.name} projects no steps, so it cannot project gradients in their place")
 
     @property
-    def trained(self) -> nn.Module:
-        """What the optimizer trains and what the weights of a checkpoint are: the network, or a container that has
-        parameters of the method beside it. The best or averaged weights of a task are restored in all of it."""
+    def trained_module(self) -> nn.Module:
+        """The module that the optimizer trains and a checkpoint stores.
+
+        It is the network, or a container of the network and parameters of the method. The best or averaged weights of a
+        task are restored in all of it.
+        """
         return self.network
 
-    def optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
-        """Return the optimizer of a task, of the kind that was asked for; made anew for each task after `begin`."""
-        return kind(self.trained.parameters(), lr=lr)
+    def build_optimizer(self, kind: Callable[..., Optimizer], lr: float) -> Optimizer:
+        """Build the optimizer of a task. The trainer calls this for each task after `begin_task`."""
+        return kind(self.trained_module.parameters(), lr=lr)
 
-    def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
+    def compute_loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         """Compute the loss of a training step."""
         inputs, labels = batch
-        return F.cross_entropy(self.network(inputs, head), labels)
+        return F.cross_entropy(self.compute_logits(inputs, head), labels)
+
+    def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
+        """Compute the network's output for a task that is learned already or is being learned."""
+        out: Tensor = self.network(inputs, head)
+        return out
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         """Take one training step, and return the loss."""
         optimizer.zero_grad()
-        loss = self.loss(batch, head, moment)
+        loss = self.compute_loss(batch, head, moment)
         loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            self.adjust_gradients(moment, optimizer)
         optimizer.step()
+        with torch.no_grad():
+            self.finish_step(batch, head, moment, optimizer)
         return loss.item()
 
-    def settle(self) -> None:
-        """Bring the weights to where the method wants them, before they are evaluated or saved."""
+    def adjust_gradients(self, moment: Moment, optimizer: Optimizer) -> None:
+        """Change the gradients between the backward pass and the optimizer's step, inside torch.no_grad."""
 
-    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
-        """Return what a training step on a batch runs through the network, pass by pass: inputs, and their head or the
-        head of each. Stored norm statistics are estimated from such passes.
+    def finish_step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> None:
+        """Change weights or store examples after the optimizer's step, inside torch.no_grad."""
+
+    def finalize_weights(self) -> None:
+        """Apply pending changes to the weights before they are evaluated or saved."""
+
+    def get_passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+        """Return the forward passes of a training step on a batch, from which BatchNorm statistics are estimated.
+
+        Returns:
+            The inputs of each pass with their head, or with the head of each input.
         """
         return [(batch[0], head)]
 
-    def logits(self, inputs: Tensor, head: int) -> Tensor:
-        """Compute the network's answer for a task that was learned, or is being learned, in eval mode."""
-        out: Tensor = self.network(inputs, head)
-        return out
-
     @property
-    def statistics(self) -> NormStatistics:
-        """Stored statistics of BatchNorm: one set, estimated anew after each task; of each task, since the network's
-        must stay as they are for the sake of earlier ones; or the method's own business.
+    def norm_statistics(self) -> NormStatistics:
+        """Which stored BatchNorm statistics a task is evaluated with.
+
+        `"shared"`: one set, estimated anew after each task. `"per-task"`: a set for each task, because the network's
+        own must not change any more for the sake of earlier tasks. `"own"`: the method takes care of them itself.
         """
-        return "one"
+        return "shared"
 
     @property
     def consolidation_batch(self) -> int | None:
-        """How many examples should run through the network at once in `consolidate`; None leaves it to the caller."""
+        """Number of examples of a batch in `consolidate`; None leaves it to the caller."""
         return None
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
@@ -126,39 +158,40 @@ class Method(MethodFacts, Generic[S]):
 
         Args:
             batches: Training examples of the task in random order.
-            log_likelihood: Function that returns the log-likelihood of each example's label under the network, [n]. It
-                runs the network.
+            log_likelihood: Function that runs the network and returns the log-likelihood of each example's label, [n].
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs beside the network's weights: tensors and plain values."""
-        return {}
+        parameters = {name.removeprefix("_"): dict(getattr(self, name)) for name in self.parameter_state_names}
+        return parameters | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        super().load_state_dict(state)
+        for name in self.parameter_state_names:
+            setattr(self, name, match_parameters(self.network, state[name.removeprefix("_")]))
 
-    def bytes(self) -> dict[str, int]:
-        """Memory that is held beside the network, by what it is for."""
+    def count_bytes(self) -> dict[str, int]:
+        """Return the memory that the method needs beside the network, by use."""
         return {}
 
-    def free(self) -> dict[str, float]:
-        """The share of each layer that later tasks may still use; empty if the method blocks nothing."""
+    def measure_free(self) -> dict[str, float]:
+        """Return the share of each layer that later tasks may still use; empty if the method blocks nothing."""
         return {}
 
-    def bases(self) -> dict[str, dict[str, Any]]:
-        """What the bases of each layer are like after a task, in few numbers; empty if the method has none."""
+    def describe_bases(self) -> dict[str, dict[str, Any]]:
+        """Return a few numbers that describe the bases of each layer; empty if the method has none."""
         return {}
 
-    def capacity(self) -> float:
-        """Parameters that inference uses, in percent of those of the network alone."""
+    def compute_capacity(self) -> float:
+        """Return the number of parameters that inference uses, in percent of the network's own."""
         return 100.0
 
 
-def beside_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of saved tensors, one for each of some parameters, on the devices of these.
+def match_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of saved tensors on the devices of the parameters of the same names.
 
     Raises:
-        ValueError: the network has no such parameter.
+        ValueError: The network has no parameter of a tensor's name and shape.
     """
     parameters = dict(network.named_parameters())
     found = {}
@@ -167,3 +200,50 @@ def beside_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict
             raise ValueError(f"the saved state is of another network: {name!r} {tuple(tensor.shape)} is not in it")
         found[name] = tensor.detach().clone().to(parameters[name].device)
     return found
+
+
+def clone_tensors(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return detached copies of named tensors."""
+    return {name: tensor.detach().clone() for name, tensor in dict(tensors).items()}
+
+
+def sum_bytes(tensors: Any) -> int:
+    """Return the size in bytes of all tensors in nested mappings and iterables."""
+    if isinstance(tensors, Tensor):
+        return tensors.nbytes
+    return sum(map(sum_bytes, tensors.values() if isinstance(tensors, Mapping) else tensors))
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Return the number of scalars in a module's parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@contextmanager
+def use_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
+    """Run a network in train or eval mode; the mode of each module is restored afterwards."""
+    modes = {module: module.training for module in network.modules()}
+    network.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def concatenate_batches(batches: Iterable[Batch], count: int | None = None) -> Batch:
+    """Return all examples of some batches, or the first `count`, as one batch."""
+    taken: list[Batch] = []
+    for batch in batches:
+        taken.append(batch)
+        if count is not None and sum(len(labels) for _, labels in taken) >= count:
+            break
+    inputs, labels = zip(*taken, strict=True)
+    return torch.cat(inputs)[:count], torch.cat(labels)[:count]
+
+
+def match_memory_format(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor in the memory format of another, on which the last bits of a convolution depend."""
+    if like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last):
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor

@@ -1,4 +1,4 @@
-"""Multitask: all tasks learned at once in one network, the oracle that other methods are held against."""
+"""Multitask: learn all tasks at once in one network, the upper bound that other methods are compared with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from sgp.methods.settings.multitask import MultitaskFacts
 
 
 class Multitask(MultitaskFacts, Method[NoSettings]):
-    """Plain training on all tasks in random turns: the mean loss of a batch, through the head of its task.
+    """Plain training on all tasks in random turns, with the mean loss of a batch through the head of its task.
 
-    A batch has examples of one task only. So BatchNorm meets in training what it meets at test, where a batch is of one
-    task too.
+    A batch has examples of one task only. So BatchNorm sees in training what it sees at test time, where a batch is of
+    one task too.
     """

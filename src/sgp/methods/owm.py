@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from sgp.methods.calls import Call, recorded
-from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.calls import Call, compute_gradients, record_calls
+from sgp.methods.layer_settings import get_value
+from sgp.methods.method import Batch, Method, Moment, NormStatistics, sum_bytes, use_mode
 from sgp.methods.settings.owm import OWMFacts, OWMSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.layer_types import get_layer_type
@@ -32,10 +32,16 @@ class OWM(OWMFacts, Method[OWMSettings]):
 
         P := P - P R^T (alpha I + R P R^T)^-1 R P
 
-    A bias is the weight of one more input, which is 1. Parameters of other layers, such as norms, and stored statistics
-    of BatchNorm stay as the first task leaves them. The projection of the gradient is that of the step for plain SGD.
-    That of a wide linear layer is made as D^T (X P), which is the same; see sgp.methods.calls.
+    A bias is the weight of one more input, which is 1. Parameters of other layers, such as norms, and stored BatchNorm
+    statistics stay as the first task leaves them. The projection of the gradient is that of the step for plain SGD.
+    The projected gradient of a wide linear layer is computed as D^T (X P), which is the same; see sgp.methods.calls.
+
+    Attributes:
+        layers: Protected layers by name.
+        projectors: P of each layer, [groups, d, d].
     """
+
+    state_names = ("projectors", "tasks")
 
     def __init__(self, network: nn.Module, settings: OWMSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -44,39 +50,40 @@ class OWM(OWMFacts, Method[OWMSettings]):
             for name, module in network.named_modules()
             if isinstance(module, Layer) and get_layer_type(module) is not None and not find_pattern(name, exclude)
         }
-        # [groups, d, d] in float64: alpha is far below what float32 resolves beside 1, and P must stay positive.
+        # In float64: alpha is far below what float32 resolves beside 1, and P must stay positive.
         self.projectors: dict[str, Tensor] = {}
         self.tasks = 0
-        # The same in the gradients' own precision, made when a step needs it.
+        # The same in the gradients' own precision, computed when a step needs it.
         self._rounded: dict[str, Tensor] = {}
         if isinstance(settings.alpha_decay, dict):
             check_patterns(network, settings.alpha_decay, "alpha_decay")
-        self._decays = {name: _of_layer(settings.alpha_decay, name) for name in self.layers}
+        self._decays = {name: get_value("alpha_decay", settings.alpha_decay, name) for name in self.layers}
 
     @property
-    def statistics(self) -> NormStatistics:
-        return "each" if self.tasks else "one"
+    def norm_statistics(self) -> NormStatistics:
+        return "per-task" if self.tasks else "shared"
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:
         optimizer.zero_grad()
-        wide = self._wide(rows=len(batch[1]))
-        with self._seen(self.settings.update == "step") as inputs, recorded(wide) as calls:
-            loss = self.loss(batch, head, moment)
-        apart = {id(parameter) for layer in wide.values() for parameter in layer.parameters()}
-        asked = [p for p in self.network.parameters() if p.requires_grad and id(p) not in apart]
-        edges: list[Any] = [*asked, *(call.output for call in calls)]  # torch takes both together
-        found = torch.autograd.grad(loss, edges, allow_unused=True)
+        wide = self._find_wide(rows=len(batch[1]))
+        updates = self.settings.update == "step"
+        with record_calls(self.layers if updates else wide) as calls:
+            loss = self.compute_loss(batch, head, moment)
+        left_out = {id(parameter) for layer in wide.values() for parameter in layer.parameters()}
+        parameters = self.network.named_parameters()
+        wanted = {name: p for name, p in parameters if p.requires_grad and id(p) not in left_out}
+        gradients, deltas = compute_gradients(loss, wanted, [call for call in calls if call.layer in wide])
         with torch.no_grad():
-            for parameter, gradient in zip(asked, found, strict=False):
-                parameter.grad = gradient
-            self._take_in(inputs, moment.share_of_task)
-            self._project(wide, list(zip(calls, found[len(asked) :], strict=True)))
+            for name, parameter in wanted.items():
+                parameter.grad = gradients.get(name)
+            self._update_projectors(calls if updates else [], moment.share_of_task)
+            self._project_gradients(wide, deltas)
             clip_grad_norm_(self.network.parameters(), self.settings.clip_norm)
         optimizer.step()
         return loss.item()
 
-    def _wide(self, *, rows: int) -> dict[str, Layer]:
-        """Linear layers for which it pays to project the rows of their inputs; not a weight that has rows elsewhere."""
+    def _find_wide(self, *, rows: int) -> dict[str, Layer]:
+        """Return the linear layers whose inputs are cheaper to project than their gradients, without tied weights."""
         weights = [id(weight) for _, weight in self.network.named_parameters(remove_duplicate=False)]
         return {
             name: layer
@@ -90,90 +97,60 @@ class OWM(OWMFacts, Method[OWMSettings]):
     @torch.no_grad()
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         if self.settings.update == "task":
-            # Gone through twice, since alpha wants to know how many examples there are.
+            # Iterated twice, since alpha depends on the number of examples.
             again = list(batches) if isinstance(batches, Iterator) else batches
             whole, done = sum(len(labels) for _, labels in again), 0
-            with self._evaluating():
+            with use_mode(self.network, training=False):
                 for batch in again:
-                    with self._seen(True) as inputs:
+                    with record_calls(self.layers) as calls:
                         log_likelihood(batch)
-                    self._take_in(inputs, done / whole)
+                    self._update_projectors(calls, done / whole)
                     done += len(batch[1])
         self._rounded.clear()
         self.tasks += 1
 
-    @contextmanager
-    def _seen(self, wanted: bool) -> Iterator[dict[str, list[Tensor]]]:
-        """The inputs that layers get meanwhile, as means over the batch with a batch of one."""
-        inputs: dict[str, list[Tensor]] = {}
-
-        def before(name: str, input: Tensor) -> None:
-            inputs.setdefault(name, []).append(input.detach().mean(dim=0, keepdim=True))
-
-        handles = [
-            layer.register_forward_pre_hook(lambda _, args, name=name: before(name, args[0]))
-            for name, layer in self.layers.items()
-            if wanted
-        ]
-        try:
-            yield inputs
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        modes = {module: module.training for module in self.network.modules()}
-        self.network.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-
-    def _take_in(self, inputs: Mapping[str, Sequence[Tensor]], share: float) -> None:
-        """Update projectors by the mean inputs of one batch."""
-        for name, means in inputs.items():
+    def _update_projectors(self, calls: Sequence[Call], share: float) -> None:
+        """Update the projectors by the mean inputs of the calls on one batch, at some share of the task."""
+        for name, input, _ in calls:
+            rows = self._unfold_rows(name, input.detach().mean(dim=0, keepdim=True))
+            if name not in self.projectors:
+                groups, _, d = rows.shape
+                self.projectors[name] = torch.eye(d, dtype=torch.float64, device=rows.device).repeat(groups, 1, 1)
             alpha = self.settings.alpha_start * self._decays[name] ** share
-            for mean in means:
-                rows = self._rows(name, mean)
-                if name not in self.projectors:
-                    groups, _, d = rows.shape
-                    self.projectors[name] = torch.eye(d, dtype=torch.float64, device=rows.device).repeat(groups, 1, 1)
-                shrink(self.projectors[name], rows.double(), alpha)
-                self._rounded.pop(name, None)
+            shrink_projector(self.projectors[name], rows.double(), alpha)
+            self._rounded.pop(name, None)
 
-    def _rows(self, name: str, input: Tensor) -> Tensor:
-        """An input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d]."""
+    def _unfold_rows(self, name: str, input: Tensor) -> Tensor:
+        """Return an input as the rows that the weight multiplies, with a 1 for the bias: [groups, n, d]."""
         layer = self.layers[name]
         layer_type = get_layer_type(layer)
         assert layer_type is not None
         rows = layer_type.unfold_rows(layer, input)
         return rows if layer.bias is None else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
 
-    def _times_projector(self, name: str, matrices: Tensor) -> Tensor:
-        """Matrices [groups, n, d] times P."""
+    def _multiply(self, name: str, matrices: Tensor) -> Tensor:
+        """Multiply matrices [groups, n, d] by P."""
         if name not in self._rounded:
             self._rounded[name] = self.projectors[name].to(matrices.dtype)
         return matrices @ self._rounded[name]
 
-    def _project(self, wide: Container[str], calls: Sequence[tuple[Call, Tensor | None]]) -> None:
+    def _project_gradients(self, wide: Container[str], deltas: Sequence[tuple[Call, Tensor]]) -> None:
         """Project gradients. Wide layers have none yet, but calls and the gradients of their outputs."""
         for name in self.projectors:
             if name in wide:
-                own = [(call.input, D) for call, D in calls if call.layer == name and D is not None]
+                own = [(call.input, D) for call, D in deltas if call.layer == name]
                 if own:
-                    X = torch.cat([self._rows(name, input) for input, _ in own], dim=1)
+                    X = torch.cat([self._unfold_rows(name, input) for input, _ in own], dim=1)
                     D = torch.cat([D.reshape(-1, D.shape[-1]) for _, D in own])
-                    self._set(name, D.mT @ self._times_projector(name, X))
+                    self._set_gradient(name, D.mT @ self._multiply(name, X))
             elif self.layers[name].weight.grad is not None:
-                self._set(name, self._times_projector(name, self._joint(name)))
+                self._set_gradient(name, self._multiply(name, self._get_gradient(name)))
         if self.tasks:
-            for parameter in self._rest():
+            for parameter in self._list_unprotected():
                 parameter.grad = None
 
-    def _joint(self, name: str) -> Tensor:
-        """A layer's gradient as matrices with that of the bias as their last column: [groups, n, d]."""
+    def _get_gradient(self, name: str) -> Tensor:
+        """Return a layer's gradient as matrices with the bias' gradient as their last column: [groups, n, d]."""
         weight, bias, groups = self.layers[name].weight, self.layers[name].bias, len(self.projectors[name])
         assert weight.grad is not None
         joint = weight.grad.reshape(groups, len(weight) // groups, -1)
@@ -182,66 +159,55 @@ class OWM(OWMFacts, Method[OWMSettings]):
         assert bias.grad is not None
         return torch.cat([joint, bias.grad.reshape(groups, -1, 1)], dim=-1)
 
-    def _set(self, name: str, joint: Tensor) -> None:
-        """Make such matrices a layer's gradient."""
+    def _set_gradient(self, name: str, joint: Tensor) -> None:
+        """Set a layer's gradient from such matrices."""
         weight, bias = self.layers[name].weight, self.layers[name].bias
         if bias is not None:
             bias.grad = joint[..., -1].reshape(bias.shape)
             joint = joint[..., :-1]
         weight.grad = joint.reshape(weight.shape)
 
-    def _rest(self) -> Iterator[nn.Parameter]:
-        """Parameters of layers that have no projector and are not of single tasks."""
-        guarded = {id(parameter) for layer in self.layers.values() for parameter in layer.parameters()}
+    def _list_unprotected(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters of layers without a projector that do not belong to single tasks."""
+        protected = {id(parameter) for layer in self.layers.values() for parameter in layer.parameters()}
         for name, parameter in self.network.named_parameters():
-            if id(parameter) not in guarded and not find_pattern(name, self.exclude):
+            if id(parameter) not in protected and not find_pattern(name, self.exclude):
                 yield parameter
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"projectors": dict(self.projectors), "tasks": self.tasks}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.projectors = {name: projector.clone() for name, projector in state["projectors"].items()}
-        self.tasks = state["tasks"]
+        super().load_state_dict(state)
         self._rounded.clear()
 
-    def bytes(self) -> dict[str, int]:
-        held = [*self.projectors.values(), *self._rounded.values()]
-        return {"projectors": sum(projector.nbytes for projector in held)}
+    def count_bytes(self) -> dict[str, int]:
+        return {"projectors": sum_bytes([self.projectors, self._rounded])}
 
-    def free(self) -> dict[str, float]:
-        shares = {name: _trace(projector) / projector[..., 0].numel() for name, projector in self.projectors.items()}
-        return {name: shares.get(name, 1.0) for name in self.layers}
+    def measure_free(self) -> dict[str, float]:
+        def measure(projector: Tensor) -> float:
+            return projector.diagonal(dim1=-2, dim2=-1).sum().item() / projector[..., 0].numel()
+
+        return {name: measure(self.projectors[name]) if name in self.projectors else 1.0 for name in self.layers}
 
 
-def shrink(projector: Tensor, rows: Tensor, alpha: float) -> None:
-    """Take rows out of a projector, in place, as one after another would be. [groups, d, d] and [groups, n, d]."""
+def shrink_projector(projector: Tensor, rows: Tensor, alpha: float) -> None:
+    """Remove rows from a projector in place, all at once with the result of one after another.
+
+    Args:
+        projector: P, [groups, d, d].
+        rows: R, [groups, n, d].
+        alpha: Regularizer.
+    """
     if rows.shape[1] > rows.shape[2]:
         # Only R^T R matters: a triangle of d rows has the same.
         rows = torch.linalg.qr(rows, mode="r").R
-    taken = rows @ projector
+    projected = rows @ projector
     inner = torch.baddbmm(
         torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device).expand(len(rows), -1, -1),
         rows,
-        taken.mT,
+        projected.mT,
         beta=alpha,
     )
-    # With inner = L L^T the change is -V^T V, V = L^-1 R P. Nothing is raised here: where numbers are none, so is the
-    # loss, and the loop says so.
+    # With inner = L L^T the change is -V^T V, V = L^-1 R P. Nothing is raised here: if there are NaNs the loss is NaN
+    # too, and the trainer reports it.
     root = torch.linalg.cholesky_ex(inner).L
-    change = torch.linalg.solve_triangular(root, taken, upper=False)
+    change = torch.linalg.solve_triangular(root, projected, upper=False)
     projector.baddbmm_(change.mT, change, alpha=-1)
-
-
-def _trace(matrices: Tensor) -> float:
-    return matrices.diagonal(dim1=-2, dim2=-1).sum().item()
-
-
-def _of_layer(decay: float | dict[str, float], name: str) -> float:
-    """The decay of a layer; where patterns are given, that of the first which matches."""
-    if not isinstance(decay, dict):
-        return decay
-    pattern = find_pattern(name, decay)
-    if pattern is None:
-        raise ValueError(f"alpha_decay: no pattern matches the layer {name!r}; add one, such as '*'")
-    return decay[pattern]

@@ -1,4 +1,4 @@
-"""PNN (Rusu et al., 2016): a column of its own for each task, frozen afterwards, that later columns may draw on."""
+"""PNN (Rusu et al., 2016): a column of its own for each task, frozen afterwards, that feeds later columns."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sgp.methods.method import Batch, Method, Moment, NormStatistics
+from sgp.methods.calls import record_calls
+from sgp.methods.method import Batch, Method, NormStatistics, count_parameters, match_memory_format, sum_bytes, use_mode
 from sgp.methods.settings.pnn import PNNFacts, PNNSettings
-from sgp.networks.wiring import Layer, Wiring, find_wiring, units
+from sgp.methods.wired import count_groups, get_layer, take_two
+from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a layer in a column.
+    """Size of a layer in a column.
 
     Attributes:
-        name: of the layer.
-        units: of the layer.
-        channels: of its input: channels of a map, or units, each of which a flattened map spreads over its pixels.
-        pixels: how many inputs of a linear layer each channel is spread over; 1 for a convolution.
-        lateral: whether earlier columns have something to add: not where it meets the network's own input.
-        norm: name of the BatchNorm behind it, if any.
+        name: Name of the layer.
+        units: Number of the layer's units.
+        channels: Channels of the layer's input: channels of a map, or units, each of which a flattened map spreads over
+            its pixels.
+        pixels: Number of inputs of a linear layer for each channel; 1 for a convolution.
+        lateral: Whether earlier columns feed the layer: not if its input is the network's own.
+        norm: Name of the BatchNorm behind the layer, if any.
     """
 
     name: str
@@ -39,35 +42,28 @@ class Size:
     norm: str | None
 
 
-# By the layer's place in the order of running: what it met in each column that has run.
+# By the layer's place in the order of running: its inputs in each column that has run.
 Seen = dict[int, list[Tensor]]
 
 
 class LateralLayer(nn.Module):
-    """A layer of a column: W h + U relu(V [a_j h_j]), where h_j is what the same layer of earlier column j has met.
+    """A layer of a column: W h + U relu(V [a_j h_j]), where h_j is the input of the same layer in earlier column j.
 
-    V takes the channels of all h_j to as many as h has, at each pixel by itself: it is a 1x1 convolution, also where
-    the map has been flattened for a linear layer. U is like W. The column's own non-linearity, if any, comes behind.
+    V maps the channels of all h_j to as many as h has, at each pixel by itself: it is a 1x1 convolution, also where the
+    map has been flattened for a linear layer. U is like W. The column's own non-linearity, if any, comes behind.
 
     Args:
-        place: in the order of running.
+        place: Place of the layer in the order of running.
         layer: W, with its bias.
-        lateral: U; None where there is nothing to draw on.
-        channels: of h.
-        scales: the first a_j.
-        step: the pixels of the input that are looked at, every so many in each direction.
-        seen: where the layer finds what earlier columns met, and leaves its own input.
+        lateral: U; None without earlier columns.
+        channels: Channels of h.
+        scales: Initial values of the a_j.
+        step: Distance of the pixels of the input that are used, in each direction.
+        seen: Inputs of earlier columns, to which the layer adds its own.
     """
 
     def __init__(
-        self,
-        place: int,
-        layer: Layer,
-        lateral: Layer | None,
-        channels: int,
-        scales: Tensor,
-        step: int,
-        seen: Seen,
+        self, place: int, layer: Layer, lateral: Layer | None, channels: int, scales: Tensor, step: int, seen: Seen
     ) -> None:
         super().__init__()
         self.place, self.channels, self.step, self.seen = place, channels, step, seen
@@ -77,19 +73,19 @@ class LateralLayer(nn.Module):
             self.scales = nn.Parameter(scales)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [n, inputs, ...] -> [n, units, ...]."""
+        """Compute [n, units, ...] from x: [n, inputs, ...]."""
         if self.step > 1:
             x = x[:, :, :: self.step, :: self.step]
-        met = self.seen.setdefault(self.place, [])
+        earlier = self.seen.setdefault(self.place, [])
         out: Tensor = self.layer(x)
         if self.lateral is not None:
-            out = out + self.lateral(self._reduced(met).relu())
-        met.append(x)
+            out = out + self.lateral(self._reduce(earlier).relu())
+        earlier.append(x)
         return out
 
-    def _reduced(self, met: Sequence[Tensor]) -> Tensor:
-        """V [a_j h_j], in the shape of the layer's input."""
-        scaled = [scale * each for scale, each in zip(self.scales, met, strict=True)]
+    def _reduce(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Compute V [a_j h_j], in the shape of the layer's input."""
+        scaled = [scale * each for scale, each in zip(self.scales, inputs, strict=True)]
         if scaled[0].dim() == 4:
             return F.conv2d(torch.cat(scaled, dim=1), self.reduction.weight[:, :, None, None])
         channels = torch.cat([each.view(len(each), self.channels, -1) for each in scaled], dim=1)
@@ -101,18 +97,21 @@ class LateralLayer(nn.Module):
 class PNN(PNNFacts, Method[PNNSettings]):
     """Progressive neural network.
 
-    Layer i of column k, which learns task k, draws on the columns before it:
+    Layer i of column k, which learns task k, also reads the columns before it:
 
         h_i^k = f(W h_{i-1}^k + U relu(V [a_j h_{i-1}^j]_{j<k}))        at the head the same without f
 
-    W, U, V and the scalars a_j are learned with the task and frozen after it; columns 0..k answer for the task. So the
-    answers for an old task stay as they are, to the bit. The layer that meets the network's own input has W alone.
+    W, U, V and the scalars a_j are learned with the task and frozen after it; task k uses columns 0..k. So the outputs
+    for an old task stay as they are, to the bit. The layer that reads the network's own input has W alone.
 
     The network that the method is given is never trained: columns are made like it. A column has its layers, with fewer
-    units if so set, the norm layers behind them and, of several heads, that of its task. Weights of W and U are drawn
-    from those of the network's layer, times the root of inputs there over inputs here, which keeps the initialisation
-    that the network has. Earlier columns are in eval mode also while a later one is trained.
+    units if so set, the norm layers behind them and, of several heads, the task's own. Weights of W and U are drawn
+    from those of the network's layer, times the root of inputs there over inputs here, which keeps the network's
+    initialization. Earlier columns are in eval mode also while a later one is trained.
     """
+
+    # The network itself is not evaluated; columns have statistics of their own.
+    norm_statistics: NormStatistics = "own"
 
     def __init__(self, network: nn.Module, settings: PNNSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -123,82 +122,65 @@ class PNN(PNNFacts, Method[PNNSettings]):
         self._seen: Seen = {}
 
     @property
-    def trained(self) -> nn.Module:
+    def trained_module(self) -> nn.Module:
         return self.columns
 
-    @property
-    def statistics(self) -> NormStatistics:
-        # The network is not what answers; columns have statistics of their own.
-        return "own"
+    def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
+        inputs = take_two(batches)
+        wiring = find_wiring(self.network, inputs, head, exclude=self.exclude)
+        self._add_column(head, self._compute_sizes(wiring, _order_layers(self.network, inputs, head)))
 
-    def begin(self, head: int, batches: Iterable[Batch]) -> None:
-        inputs, _ = next(iter(batches))
-        # Two of them, for BatchNorm cannot divide by the deviation of one.
-        two = torch.cat([inputs[:2], inputs[:2]])[:2]
-        wiring = find_wiring(self.network, two, head, exclude=self.exclude)
-        self._add(head, self._column_sizes(wiring, _order_of_layers(self.network, two, head)))
-
-    def _column_sizes(self, wiring: Wiring, order: Sequence[str]) -> list[Size]:
+    def _compute_sizes(self, wiring: Wiring, order: Sequence[str]) -> list[Size]:
         hidden, sizes = set(wiring.gated), []
 
-        def width(name: str) -> int:
-            count = units(self._layer(name))
+        def compute_width(name: str) -> int:
+            count = count_units(get_layer(self.network, name))
             return max(1, round(self.settings.column_width * count)) if name in hidden else count
 
         for name in order:
-            layer, place = self._layer(name), wiring.places[name]
-            if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-                raise TypeError(f"layer {name!r} has {layer.groups} groups: PNN makes columns of plain layers alone")
-            inputs = _inputs(layer)
+            layer, place = get_layer(self.network, name), wiring.places[name]
+            if (groups := count_groups(layer)) > 1:
+                raise TypeError(f"layer {name!r} has {groups} groups: PNN builds columns of plain layers only")
+            channels, pixels = _count_inputs(layer), 1
             if place.sources:
                 source = place.sources[0]  # any others are added to it and have as many units
-                channels, pixels = width(source), inputs // units(self._layer(source))
-            else:
-                channels, pixels = inputs, 1
-            sizes.append(Size(name, width(name), channels, pixels, bool(place.sources), place.norm))
+                pixels = channels // count_units(get_layer(self.network, source))
+                channels = compute_width(source)
+            sizes.append(Size(name, compute_width(name), channels, pixels, bool(place.sources), place.norm))
         if self._sizes and len(sizes) != len(self._sizes[0]):
             raise TypeError(f"a task runs {len(sizes)} layers, the first ran {len(self._sizes[0])}: PNN needs the same")
         return sizes
 
-    def _layer(self, name: str) -> Layer:
-        layer = self.network.get_submodule(name)
-        assert isinstance(layer, Layer)
-        return layer
-
-    def _add(self, head: int, sizes: Sequence[Size]) -> None:
-        """A new column, the only one that is trained."""
+    def _add_column(self, head: int, sizes: Sequence[Size]) -> None:
+        """Add a column, the only one that is trained."""
         self.columns.requires_grad_(False)
         column = deepcopy(self.network)
-        # What the task does not run is left out, such as the other heads.
+        # Layers that the task does not run are left out, such as the other heads.
         for name, module in self.network.named_modules():
             if isinstance(module, Layer) and name not in {size.name for size in sizes}:
                 column.set_submodule(name, nn.Identity())
         for place, size in enumerate(sizes):
-            layer = self._layer(size.name)
-            lateral = _resized(layer, size, bias=False) if size.lateral and self._heads else None
+            layer = get_layer(self.network, size.name)
+            lateral = _resize_layer(layer, size, bias=False) if size.lateral and self._heads else None
             scales = self.settings.scale_deviation * torch.randn(len(self._heads)).to(layer.weight)
-            own, step = _resized(layer, size), _step_over_pixels(layer)
+            own, step = _resize_layer(layer, size), _get_pixel_step(layer)
             wrapped = LateralLayer(place, own, lateral, size.channels, scales, step, self._seen)
             column.set_submodule(size.name, wrapped)
             if size.norm is not None:
-                column.set_submodule(size.norm, _resized_norm(self.network.get_submodule(size.norm), size.units))
+                column.set_submodule(size.norm, _resize_norm(self.network.get_submodule(size.norm), size.units))
         self.columns.append(column)
         self._heads.append(head)
         self._sizes.append(list(sizes))
 
-    def loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
-        inputs, labels = batch
-        return F.cross_entropy(self.logits(inputs, head), labels)
-
-    def logits(self, inputs: Tensor, head: int) -> Tensor:
-        # A head that has come again has the column that was made for it last.
+    def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
+        # A head that occurs again has the column that was made for it last.
         last = max(place for place, of in enumerate(self._heads) if of == head)
         self._seen.clear()
         try:
             with torch.no_grad():
                 for place in range(last):
                     self.columns[place].eval()(inputs, self._heads[place])
-            # The loop knows the network alone, whose mode it sets.
+            # The trainer knows only the network, and sets its mode.
             out: Tensor = self.columns[last].train(self.network.training)(inputs, head)
         finally:
             self._seen.clear()
@@ -214,68 +196,56 @@ class PNN(PNNFacts, Method[PNNSettings]):
         self.columns = nn.ModuleList()
         self._heads, self._sizes = [], []
         for head, sizes in zip(state["heads"], state["sizes"], strict=True):
-            self._add(head, [Size(**size) for size in sizes])  # their values are with the weights
+            self._add_column(head, [Size(**size) for size in sizes])  # their values are with the weights
 
-    def bytes(self) -> dict[str, int]:
-        return {"columns": sum(each.nbytes for each in self.columns.parameters())}
+    def count_bytes(self) -> dict[str, int]:
+        return {"columns": sum_bytes(self.columns.parameters())}
 
-    def capacity(self) -> float:
-        own = sum(each.numel() for each in self.columns.parameters())
-        return 100 * own / sum(each.numel() for each in self.network.parameters())
+    def compute_capacity(self) -> float:
+        return 100 * count_parameters(self.columns) / count_parameters(self.network)
 
 
-def _inputs(layer: Layer) -> int:
+def _count_inputs(layer: Layer) -> int:
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
-def _order_of_layers(network: nn.Module, inputs: Tensor, head: int) -> list[str]:
-    """Names of the layers that run for a head, in their order."""
-    order: list[str] = []
-    training = network.training
-    handles = [
-        module.register_forward_pre_hook(lambda _, args, name=name: order.append(name))
-        for name, module in network.named_modules()
-        if isinstance(module, Layer)
-    ]
-    try:
-        with torch.no_grad():
-            network.eval()(inputs, head)
-    finally:
-        network.train(training)
-        for handle in handles:
-            handle.remove()
-    twice = {name for name in order if order.count(name) > 1}
-    if twice:
-        raise TypeError(f"layer {min(twice)!r} runs more than once: PNN cannot tell its inputs apart")
+def _order_layers(network: nn.Module, inputs: Tensor, head: int) -> list[str]:
+    """Return the names of the layers that run for a head, in the order of running."""
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, Layer)}
+    with torch.no_grad(), use_mode(network, training=False), record_calls(layers) as calls:
+        network(inputs, head)
+    order = [call.layer for call in calls]
+    repeated = {name for name in order if order.count(name) > 1}
+    if repeated:
+        raise TypeError(f"layer {min(repeated)!r} runs more than once: PNN cannot tell its inputs apart")
     return order
 
 
 @torch.no_grad()
-def _resized(layer: Layer, size: Size, *, bias: bool = True) -> Layer:
-    """A layer of another size with weights drawn from those of a given one."""
+def _resize_layer(layer: Layer, size: Size, *, bias: bool = True) -> Layer:
+    """Return a layer of another size with weights drawn from a given layer's."""
     inputs, new = size.channels * size.pixels, deepcopy(layer)
 
-    def drawn(source: Tensor, *shape: int) -> nn.Parameter:
+    def draw(source: Tensor, *shape: int) -> nn.Parameter:
         values = source.flatten()[torch.randint(source.numel(), shape, device=source.device)]
-        values *= math.sqrt(_inputs(layer) / inputs)
-        last = source.dim() == 4 and source.is_contiguous(memory_format=torch.channels_last)
-        return nn.Parameter(values.contiguous(memory_format=torch.channels_last) if last else values)
+        values *= math.sqrt(_count_inputs(layer) / inputs)
+        return nn.Parameter(match_memory_format(values, like=source))
 
-    new.weight = drawn(layer.weight, size.units, inputs, *layer.weight.shape[2:])
-    new.bias = drawn(layer.bias, size.units) if bias and layer.bias is not None else None
+    new.weight = draw(layer.weight, size.units, inputs, *layer.weight.shape[2:])
+    new.bias = draw(layer.bias, size.units) if bias and layer.bias is not None else None
     if isinstance(new, nn.Linear):
         new.in_features, new.out_features = inputs, size.units
     else:
         new.in_channels, new.out_channels = inputs, size.units
-        if _step_over_pixels(layer) > 1:
+        if _get_pixel_step(layer) > 1:
             new.stride = (1, 1)
     return new
 
 
-def _step_over_pixels(layer: Layer) -> int:
-    """The stride of a 1x1 convolution, which can as well skip the pixels beforehand; 1 for all other layers.
+def _get_pixel_step(layer: Layer) -> int:
+    """Return the stride of a 1x1 convolution, which can skip pixels beforehand instead; 1 for all other layers.
 
-    It has to: for fewer than 8 input channels in the order channels_last the backward pass of a strided one writes past
+    It has to: for fewer than 8 input channels in channels_last format, the backward pass of a strided one writes past
     the end of its memory (torch 2.13 on a CPU).
     """
     if isinstance(layer, nn.Linear) or layer.kernel_size != (1, 1) or layer.padding != (0, 0):
@@ -283,14 +253,9 @@ def _step_over_pixels(layer: Layer) -> int:
     return layer.stride[0] if layer.stride[0] == layer.stride[1] else 1
 
 
-def _resized_norm(norm: nn.Module, features: int) -> nn.Module:
-    """BatchNorm of another size, as it is at first."""
+def _resize_norm(norm: nn.Module, features: int) -> nn.Module:
+    """Return a new BatchNorm of another size."""
     assert isinstance(norm, _BatchNorm)
-    new = type(norm)(
-        features,
-        eps=norm.eps,
-        momentum=norm.momentum,
-        affine=norm.affine,
-        track_running_stats=norm.track_running_stats,
-    )
+    options = {key: getattr(norm, key) for key in ("eps", "momentum", "affine", "track_running_stats")}
+    new = type(norm)(features, **options)
     return new if norm.weight is None else new.to(norm.weight)

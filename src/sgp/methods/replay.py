@@ -1,9 +1,8 @@
-"""What methods share that keep examples of old tasks and learn from them again."""
+"""Base class of methods that store examples of old tasks and train on them again."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -11,22 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sgp.methods.buffer import Buffer
-from sgp.methods.method import Batch, Method, Moment
+from sgp.methods.method import Batch, Method, match_memory_format
 from sgp.methods.settings.replay import ReplaySettings
 
 R = TypeVar("R", bound=ReplaySettings)
 
 
 class Replay(Method[R]):
-    """A method whose only state is a buffer of examples."""
+    """Method whose only state is a buffer of examples.
 
-    @property
-    @abstractmethod
-    def buffer(self) -> Buffer:
-        """What is kept."""
+    Attributes:
+        buffer: Stored examples; a subclass sets it.
+    """
 
-    def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
-        """What is kept of a task was taken in while it was learned."""
+    buffer: Buffer
 
     def state_dict(self) -> dict[str, Any]:
         return self.buffer.state_dict()
@@ -34,47 +31,35 @@ class Replay(Method[R]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.buffer.load_state_dict(state)
 
-    def bytes(self) -> dict[str, int]:
-        return {"data": sum(self.buffer.bytes().values())}
+    def count_bytes(self) -> dict[str, int]:
+        return {"data": sum(self.buffer.count_bytes().values())}
 
-    def passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
+    def get_passes(self, batch: Batch, head: int) -> list[tuple[Tensor, int | Tensor]]:
         drawn = self._draw(batch, head)
-        again = [(laid_out(drawn["inputs"], like=batch[0]), drawn["heads"])] if drawn else []
-        return [*super().passes(batch, head), *again]
+        replayed = [(match_memory_format(drawn["inputs"], like=batch[0]), drawn["heads"])] if drawn else []
+        return [*super().get_passes(batch, head), *replayed]
 
     def _draw(self, batch: Batch, head: int) -> dict[str, Tensor]:
-        """Examples of the memory for a step on a batch; empty if there are none."""
-        return self.buffer.draw(self._count(batch))
+        """Draw stored examples for a step on a batch; empty if there are none."""
+        return self.buffer.draw(self.settings.count_draws(len(batch[1])))
 
-    def _offers(self, moment: Moment) -> bool:
-        """Whether the examples of this step are offered to the memory."""
-        return self.settings.fill == "every-epoch" or moment.epoch == 0
-
-    def _count(self, batch: Batch) -> int:
-        """How many examples to draw beside a batch."""
-        return self.settings.memory_batch or len(batch[1])
-
-    def _replay_loss(self, drawn: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """The mean cross-entropy of kept examples, each through its own head. like: inputs of the step."""
-        return F.cross_entropy(self.network(laid_out(drawn["inputs"], like), drawn["heads"]), drawn["labels"])
+    def _compute_replay_loss(self, drawn: Mapping[str, Tensor], like: Tensor) -> Tensor:
+        """Compute the mean cross-entropy of stored examples, each through its own head. like: inputs of the step."""
+        inputs = match_memory_format(drawn["inputs"], like)
+        return F.cross_entropy(self.network(inputs, drawn["heads"]), drawn["labels"])
 
 
-def example_rows(batch: Batch, head: int) -> dict[str, Tensor]:
-    """A batch as a buffer keeps it: inputs as the network takes them, labels, and the head of each."""
+def make_rows(batch: Batch, head: int) -> dict[str, Tensor]:
+    """Return a batch as a buffer stores it: inputs, labels, and the head of each example."""
     inputs, labels = batch
     return {"inputs": inputs, "labels": labels, "heads": torch.full_like(labels, head)}
 
 
-def joined(batch: Batch, head: int, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int | Tensor]:
-    """Inputs and labels of a batch followed by those of examples that were drawn, if any; and their head, or heads."""
+def append_drawn(batch: Batch, head: int, drawn: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, int | Tensor]:
+    """Return the inputs and labels of a batch followed by those of drawn examples, and their head or heads."""
     inputs, labels = batch
     if not drawn:
         return inputs, labels, head
     heads = torch.cat([torch.full_like(labels, head), drawn["heads"]])
-    return torch.cat([inputs, laid_out(drawn["inputs"], like=inputs)]), torch.cat([labels, drawn["labels"]]), heads
-
-
-def laid_out(inputs: Tensor, like: Tensor) -> Tensor:
-    """Inputs in the memory format of others, on which the last bits of a convolution depend."""
-    images_last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
-    return inputs.contiguous(memory_format=torch.channels_last) if images_last else inputs
+    all_inputs = torch.cat([inputs, match_memory_format(drawn["inputs"], like=inputs)])
+    return all_inputs, torch.cat([labels, drawn["labels"]]), heads

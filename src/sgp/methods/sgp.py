@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from sgp.methods.gpm import GPM
-from sgp.methods.settings.gpm import GPMSettings
 from sgp.methods.settings.sgp import SGPFacts, SGPSettings
 
 
 class SGP(SGPFacts, GPM):
-    """A gradient memory in which each basis has an importance."""
+    """Gradient memory in which each basis has an importance."""
 
     settings: SGPSettings
 
-    @staticmethod
-    def _alpha(settings: GPMSettings) -> float:
-        assert isinstance(settings, SGPSettings)
-        return settings.alpha
+    @property
+    def alpha(self) -> float:
+        return self.settings.alpha

@@ -1,4 +1,4 @@
-"""The networks of the paper, as plain modules that know nothing of continual learning.
+"""The networks of the paper, as plain modules that are independent of continual learning.
 
 Importing this package does not import torch.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network:
-    """How to make a network for a stream of tasks.
+    """Description of a network for a stream of tasks.
 
     Attributes:
-        name: what it is registered under.
-        description: one line for lists.
-        build: `build(inputs, heads, **options)`, where `inputs` is the shape of one input and `heads` the number of
-            classes of each head, gives a module with `forward(x, task)` -> logits [n, heads[task]]. With a
-            single head all tasks share it. A shape that the network cannot take is a ValueError.
-        options: names of the options.
-        shapes: of the inputs that it takes; empty for any.
-        packages: that its numbers depend on beside torch, as they are installed; runs note their versions.
+        name: Registered name.
+        description: One line for lists.
+        build: Function `build(inputs, heads, **options)`, where `inputs` is the shape of one input and `heads` the
+            number of classes of each head, that returns a module with `forward(x, task)` -> logits [n, heads[task]].
+            A single head is shared by all tasks. An unsupported shape raises a ValueError.
+        options: Names of the options.
+        shapes: Supported shapes of one input; empty for any.
+        packages: Installed packages, beside torch, on which its numbers depend; runs record their versions.
     """
 
     name: str
@@ -79,7 +79,7 @@ for _network in (
         ("statistics",),
         shapes=((3, 84, 84), (3, 32, 32)),
     ),
-    Network("actor-critic", "the paper's agent for Atari", Deferred("sgp.networks.actor_critic:build_atari")),
+    Network("actor-critic", "agent of the paper for Atari", Deferred("sgp.networks.actor_critic:build_atari")),
     Network(
         "small-actor-critic",
         "agent for Atari, ten times smaller",

@@ -1,4 +1,4 @@
-"""Agents for games: one convolutional trunk for all games, an actor and a critic for each."""
+"""Agents for games: one convolutional trunk for all games, and an actor and a critic for each game."""
 
 import math
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sgp.networks.shape import refuse_other_shapes
+from sgp.networks.heads import check_shape
 
 
 @dataclass(frozen=True)
 class TrunkShape:
-    """Of a trunk.
+    """Sizes of a trunk.
 
     Attributes:
-        inputs: channels, height and width of an observation.
-        filters: number, width and stride of each convolution's.
-        features: length of what the heads see.
-        scale: what the numbers of an observation are divided by.
+        inputs: Channels, height and width of an observation.
+        filters: Number, width and stride of each convolution's filters.
+        features: Number of features.
+        scale: Divisor of the observations.
     """
 
     inputs: tuple[int, int, int]
@@ -27,16 +27,16 @@ class TrunkShape:
     scale: float
 
 
-# The paper's, on stacks of four frames with pixels 0..255.
+# The paper's trunk, on stacks of four frames with pixels 0..255.
 ATARI = TrunkShape((4, 84, 84), ((32, 8, 4), (64, 4, 2), (128, 3, 1)), 1024, 255)
-# That of the first deep Q-network, ten times smaller.
+# The trunk of the first deep Q-network, ten times smaller.
 SMALL_ATARI = TrunkShape((4, 84, 84), ((16, 8, 4), (32, 4, 2)), 256, 255)
-# That of the MinAtar paper, on channels of zeros and ones.
+# The trunk of the MinAtar paper, on channels of zeros and ones.
 MINATAR = TrunkShape((10, 10, 10), ((16, 3, 1),), 128, 1)
 
 
 class Trunk(nn.Module):
-    """What all games share: convolutions and a linear layer, each followed by ReLU."""
+    """Layers that all games share: convolutions and a linear layer, each followed by ReLU."""
 
     def __init__(self, shape: TrunkShape) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class Trunk(nn.Module):
             channels, sides = filters, [(side - width) // stride + 1 for side in sides]
         self.fc = nn.Linear(channels * math.prod(sides), shape.features)
         for layer in self.children():
-            _initialise(layer, gain=math.sqrt(2))
+            _initialize(layer, gain=math.sqrt(2))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """The input of the heads, [n, features]. observations: [n, *inputs] of any dtype."""
+        """Compute the input of the heads, [n, features]. observations: [n, *inputs] of any dtype."""
         x = observations.to(self.fc.weight.dtype)
         if self.shape.scale != 1:
             x = x / self.shape.scale
@@ -65,8 +65,8 @@ class ActorCritic(nn.Module):
     """Policy and state values of an agent that plays several games. Trunk and heads have biases.
 
     Args:
-        actions: number of actions of each game; by default of the paper's six games in their order.
-        shape: of the trunk; by default the paper's.
+        actions: Number of actions of each game; by default, those of the paper's six games in their order.
+        shape: Sizes of the trunk; by default the paper's.
     """
 
     def __init__(self, actions: Sequence[int] = (14, 18, 18, 18, 18, 6), shape: TrunkShape = ATARI) -> None:
@@ -75,24 +75,24 @@ class ActorCritic(nn.Module):
         self.actors = nn.ModuleList(nn.Linear(shape.features, count) for count in actions)
         self.critics = nn.ModuleList(nn.Linear(shape.features, 1) for _ in actions)
         for critic in self.critics:
-            _initialise(critic, gain=1.0)
-        # A policy that starts near uniform: no action is preferred before a reward was seen.
+            _initialize(critic, gain=1.0)
+        # The initial policy is nearly uniform, so that no action is preferred before the first reward.
         for actor in self.actors:
-            _initialise(actor, gain=0.01)
+            _initialize(actor, gain=0.01)
 
     def forward(self, observations: Tensor, game: int) -> Tensor:
-        """The action logits of one game, [n, actions[game]]. observations: [n, *inputs] of any dtype."""
+        """Compute the action logits of one game, [n, actions[game]]. observations: [n, *inputs] of any dtype."""
         logits: Tensor = self.actors[game](self.trunk(observations))
         return logits
 
     def logits_and_values(self, observations: Tensor, game: int) -> tuple[Tensor, Tensor]:
-        """The action logits [n, actions[game]] and the state values [n] of one game."""
+        """Compute the action logits [n, actions[game]] and the state values [n] of one game."""
         features = self.trunk(observations)
         return self.actors[game](features), self.critics[game](features).squeeze(-1)
 
 
-def _initialise(layer: nn.Module, gain: float) -> None:
-    """Orthogonal weight with the given gain, bias 0."""
+def _initialize(layer: nn.Module, gain: float) -> None:
+    """Draw an orthogonal weight with the given gain, and set the bias to 0."""
     assert isinstance(layer, nn.Conv2d | nn.Linear)
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
@@ -115,5 +115,5 @@ def build_minatar(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
 
 
 def _build(name: str, shape: TrunkShape, inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
-    refuse_other_shapes(name, inputs, [shape.inputs])
+    check_shape(name, inputs, [shape.inputs])
     return ActorCritic(heads, shape)

@@ -5,25 +5,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sgp.networks.heads import Heads
+from sgp.networks.heads import HeadedNetwork, Heads, check_shape
 from sgp.networks.response_norm import FastResponseNorm
-from sgp.networks.shape import refuse_other_shapes
 
 
-class LeNet(nn.Module):
+class LeNet(HeadedNetwork):
     """Two convolutions and two linear layers for images [n, 3, 32, 32], and linear heads.
 
-    No layer has a bias. Each layer is followed by ReLU; the convolutions by local response normalisation and
-    max-pooling as well. Weights start uniform with the deviation that keeps the variance through ReLU.
+    No layer has a bias. Each layer is followed by ReLU; the convolutions also by local response normalization and
+    max-pooling. The initial weights are uniform, with the deviation that preserves the variance through ReLU.
 
     Args:
-        inputs: shape of one image.
-        heads: number of classes of each task's head; a single one is shared by all tasks.
+        inputs: Shape of one image.
+        heads: Number of classes of each task's head; a single head is shared by all tasks.
     """
 
     def __init__(self, inputs: tuple[int, ...] = (3, 32, 32), heads: Sequence[int] = (5,) * 20) -> None:
         super().__init__()
-        refuse_other_shapes("LeNet", inputs, [(3, 32, 32)])
+        check_shape("LeNet", inputs, [(3, 32, 32)])
         self.conv1 = nn.Conv2d(3, 20, kernel_size=5, padding=2, bias=False)
         self.conv2 = nn.Conv2d(20, 50, kernel_size=5, padding=2, bias=False)
         self.fc1 = nn.Linear(3200, 800, bias=False)
@@ -37,15 +36,8 @@ class LeNet(nn.Module):
             nn.init.kaiming_uniform_(weight, nonlinearity="relu")
 
     def features(self, x: Tensor) -> Tensor:
-        """The input of the heads. x: [n, 3, 32, 32] -> [n, 500]."""
+        """Compute the input of the heads. x: [n, 3, 32, 32] -> [n, 500]."""
         x = self.pool(self.norm(self.relu(self.conv1(x))))
         x = self.pool(self.norm(self.relu(self.conv2(x))))
-        x = torch.flatten(x, start_dim=1)
-        x = self.relu(self.fc1(x))
-        x = self.relu(self.fc2(x))
-        return x
-
-    def forward(self, x: Tensor, task: int | Tensor = 0) -> Tensor:
-        """The logits [n, heads[task]] of one task's head. x: [n, 3, 32, 32]."""
-        logits: Tensor = self.heads(self.features(x), task)
-        return logits
+        x = self.relu(self.fc1(torch.flatten(x, start_dim=1)))
+        return self.relu(self.fc2(x))  # type: ignore[no-any-return]

@@ -6,16 +6,16 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from sgp.networks.heads import Heads
+from sgp.networks.heads import HeadedNetwork, Heads
 
 
-class MLP(nn.Module):
-    """Linear layers, each followed by ReLU, and a linear head for each task or one that all share.
+class MLP(HeadedNetwork):
+    """Linear layers, each followed by ReLU, and a linear head for each task or one for all tasks.
 
     Args:
-        widths: input dimension, hidden widths.
-        heads: number of classes of each head.
-        bias: whether the layers and heads have biases.
+        widths: Dimension of the input, and widths of the hidden layers.
+        heads: Number of classes of each head.
+        bias: Whether the layers and heads have biases.
     """
 
     def __init__(
@@ -27,13 +27,12 @@ class MLP(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(inputs, outputs, bias=bias) for inputs, outputs in pairwise(widths))
         self.heads = Heads(widths[-1], heads, bias=bias)
 
-    def forward(self, x: Tensor, task: int | Tensor = 0) -> Tensor:
-        """The logits [n, heads[task]] of one task's head. x: [n, ...], flattened to [n, widths[0]]."""
+    def features(self, x: Tensor) -> Tensor:
+        """Compute the input of the heads, [n, widths[-1]]. x: [n, ...], flattened to [n, widths[0]]."""
         x = x.flatten(start_dim=1)
         for layer in self.hidden:
             x = layer(x).relu()
-        logits: Tensor = self.heads(x, task)
-        return logits
+        return x
 
 
 def build_mlp(inputs: tuple[int, ...], heads: Sequence[int], *, bias: bool = True) -> MLP:

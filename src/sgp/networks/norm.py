@@ -1,13 +1,14 @@
-"""What BatchNorm divides by."""
+"""Statistics by which BatchNorm normalizes."""
 
 from typing import Literal
 
 Statistics = Literal["batch", "stored"]
-"""In eval mode: the mini-batch, so that an image's logits depend on the images beside it; or running averages."""
+"""Statistics in eval mode: those of the mini-batch, so that an image's logits depend on the rest of the batch; or
+running averages."""
 
 
-def keeps_running(statistics: Statistics) -> bool:
-    """Whether BatchNorm keeps running averages, its `track_running_stats`."""
+def tracks_running_stats(statistics: Statistics) -> bool:
+    """Return whether BatchNorm stores running averages."""
     if statistics not in ("batch", "stored"):
-        raise ValueError(f"statistics={statistics!r} is not known: use 'batch' or 'stored'")
+        raise ValueError(f"statistics must be 'batch' or 'stored', got {statistics!r}")
     return statistics == "stored"

@@ -1,4 +1,4 @@
-"""Local response normalisation in a form that is cheap on the CPU."""
+"""Local response normalization that is cheap on a CPU."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,14 @@ BETA = 0.75
 
 
 class FastResponseNorm(nn.Module):
-    """`nn.LocalResponseNorm(size, alpha, beta=0.75, k=1)`: x / (1 + alpha m)^0.75, m a mean of `size` squares.
+    """Equivalent of `nn.LocalResponseNorm(size, alpha, beta=0.75, k=1)`: x / (1 + alpha m)^0.75, m a mean of squares.
 
     The mean at channel c is over the channels from c - size//2 to c + (size-1)//2, with 0 outside, as in torch.
-    Torch goes through 3D pooling and a power, at ten times the cost.
+    Torch uses 3D pooling and a power, at ten times the cost.
+
+    Args:
+        size: Number of channels in the mean.
+        alpha: Factor of the mean.
     """
 
     def __init__(self, size: int, alpha: float) -> None:
@@ -20,27 +24,27 @@ class FastResponseNorm(nn.Module):
         self.size, self.alpha = size, alpha
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [n, channels, ...], normalised over neighbouring channels."""
+        """Normalize over neighbouring channels. x: [n, channels, ...]."""
         out: Tensor = _ResponseNorm.apply(x, self.size, self.alpha)  # type: ignore[no-untyped-call]
         return out
 
     def extra_repr(self) -> str:
-        """The settings, as `nn.LocalResponseNorm` shows them."""
+        """Return the settings as `nn.LocalResponseNorm` does."""
         return f"{self.size}, alpha={self.alpha}"
 
 
 class _ResponseNorm(torch.autograd.Function):
-    """y_c = x_c d_c^-3/4 with d_c = 1 + a sum_j x_j^2 over the window of c, a = alpha/size."""
+    """Function y_c = x_c d_c^-3/4 with d_c = 1 + a sum_j x_j^2 over the window of c, a = alpha/size."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, size: int, alpha: float) -> Tensor:
         a = alpha / size
         d = torch.addcmul(x.new_ones(()), x, x, value=a)
-        for shift in _shifts(size):
-            here, there = _overlap(x.shape[1], shift)
+        for shift in _list_shifts(size):
+            here, there = _find_overlap(x.shape[1], shift)
             neighbour = x[:, there]
             d[:, here].addcmul_(neighbour, neighbour, value=a)
-        # d^-3/4 by roots alone: a power costs 20 times as much, and so does `sqrt`, which unlike `rsqrt` is MKL's.
+        # d^-3/4 by roots only: a power costs 20 times as much, and so does `sqrt`, which unlike `rsqrt` is MKL's.
         root = d.rsqrt()
         factor = root.rsqrt().mul_(root).mul_(root)
         ctx.save_for_backward(x, d, factor)
@@ -52,7 +56,7 @@ class _ResponseNorm(torch.autograd.Function):
         x, d, factor = ctx.saved_tensors  # type: ignore[attr-defined]
         size, alpha = ctx.size, ctx.alpha  # type: ignore[attr-defined]
         if torch.is_grad_enabled():
-            # Someone wants the gradient of this gradient: d and factor do not know where they came from, x does.
+            # For a second derivative, the gradient is recomputed from x: d and factor have no graph.
             reference = F.local_response_norm(x, size, alpha, BETA)
             (differentiable,) = torch.autograd.grad(reference, x, gradient, create_graph=True)
             return differentiable, None, None
@@ -61,17 +65,17 @@ class _ResponseNorm(torch.autograd.Function):
         out = gradient * factor
         inner = (out * x).div_(d)
         out.addcmul_(x, inner, value=-2 * BETA * a)
-        for shift in _shifts(size):
-            here, there = _overlap(x.shape[1], -shift)
+        for shift in _list_shifts(size):
+            here, there = _find_overlap(x.shape[1], -shift)
             out[:, here].addcmul_(x[:, here], inner[:, there], value=-2 * BETA * a)
         return out, None, None
 
 
-def _shifts(size: int) -> list[int]:
-    """Where the neighbours in a channel's window are, counted from the channel."""
+def _list_shifts(size: int) -> list[int]:
+    """Return the offsets of the neighbours in a channel's window."""
     return [shift for shift in range(-(size // 2), (size - 1) // 2 + 1) if shift]
 
 
-def _overlap(channels: int, shift: int) -> tuple[slice, slice]:
-    """The channels that have a neighbour at this shift, and those neighbours."""
+def _find_overlap(channels: int, shift: int) -> tuple[slice, slice]:
+    """Return the channels that have a neighbour at this shift, and these neighbours."""
     return slice(max(0, -shift), channels - max(0, shift)), slice(max(0, shift), channels - max(0, -shift))

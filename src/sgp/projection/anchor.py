@@ -1,4 +1,4 @@
-"""The weights of a model as of the last update, to compare with."""
+"""The weights of a model as of the last update, as a reference for comparisons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sgp.projection.sharded import gather_whole
 
-# Names under which compiled, checkpointed and fully sharded modules hold what they wrap.
+# Names of the inner module in compiled, checkpointed and fully sharded modules.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
@@ -42,14 +42,17 @@ def list_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def match_names(model: nn.Module, weights: Mapping[str, Tensor], known: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return weights by the names that they have in a model, and by those under which they are known.
+    """Return weights by their names in a model, and by the names that are known from an earlier scan.
 
-    A wrapper that was put around a module since, or that a state dict leaves out of its names, does not count.
+    Names are compared without wrappers: a module may have been wrapped since, and a state dict may omit wrappers.
 
     Args:
         model: Any module.
-        weights: Parameters and buffers by name; what the model does not have keeps its name.
-        known: Names under which parameters were found, by the parameter's identity.
+        weights: Parameters and buffers by name; those that the model does not have keep their names.
+        known: Name of each parameter in the earlier scan, by the parameter's identity.
+
+    Returns:
+        Parameters and buffers by all of these names.
     """
     by_bare_name = {_strip_wrappers(name): value for name, value in weights.items()}
     matched = dict(weights)
@@ -62,7 +65,7 @@ def match_names(model: nn.Module, weights: Mapping[str, Tensor], known: Mapping[
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:
-    """Return the module inside of wrappers for compilation, checkpointing and sharding."""
+    """Return the module inside wrappers for compilation, checkpointing and sharding."""
     inside = next((module._modules[name] for name in WRAPPERS if name in module._modules), None)
     return module if inside is None else unwrap_module(inside)
 
@@ -77,12 +80,12 @@ def copy_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def has_grown(then: Tensor, now: Tensor) -> bool:
-    """Return whether a parameter has more rows than it had, as where a vocabulary has grown."""
+    """Return whether a parameter has gained rows, such as those of a vocabulary that has grown."""
     return then.dim() > 0 and then.shape[1:] == now.shape[1:] and len(then) < len(now)
 
 
 def extend_rows(then: Tensor, now: Tensor) -> Tensor:
-    """Return an earlier value of a parameter with the rows that it has gained since, as they are now."""
+    """Return an earlier value of a parameter, completed by the current values of rows that it has gained since."""
     if not isinstance(then, Tensor) or not has_grown(then, now):
         return then
     return torch.cat([gather_whole(then).to(now), gather_whole(now)[len(then) :]])

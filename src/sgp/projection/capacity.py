@@ -1,35 +1,34 @@
-"""What a memory protects and what it does not, as data and as a table."""
+"""Protected, frozen and free parameters and the free capacity of a memory, as data and as a table."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from textwrap import wrap
 from typing import Any
-
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.scan import NOT_TRAINED
 
+HEADER = ("layer", "layers", "bases / dim", "blocked", "free", "bytes")
+# Number of characters at which lists of parameters are wrapped.
+WIDTH = 80
+
 
 @dataclass(frozen=True)
 class LayerCapacity:
-    """One protected layer.
+    """Capacity of one protected layer.
 
     Attributes:
         layer: Name of the layer.
         bases: Number of its bases.
-        dimension: Largest possible number: the input dimension, with the constant input of a protected bias.
+        dimension: Largest possible number of bases: the input dimension, including the constant input of a protected
+            bias.
         blocked: Number of bases of importance 1.
         free: One minus the mean importance over all dimensions.
-        bytes: Bytes of bases and importances; a subspace that layers share counts with the first of them.
-        shares: Name of the layer whose subspace this is; None if it is the layer's own.
+        bytes: Bytes of bases and importances; a subspace that layers share is counted for the first of them.
+        shares: Name of the first layer that has the same subspace; None if this is the first one.
     """
 
     layer: str
@@ -43,13 +42,13 @@ class LayerCapacity:
 
 @dataclass(frozen=True)
 class Capacity:
-    """A whole memory.
+    """Capacity of a memory.
 
     Attributes:
         layers: Protected layers, in the model's order.
-        frozen: Parameter -> why it does not move after the first task.
-        free: Parameter -> why it moves without protection.
-        tied: Weight -> the modules that have it, where there are several. It is projected for the inputs of each.
+        frozen: Parameter -> why it does not change after the first task.
+        free: Parameter -> why it changes without protection.
+        tied: Tied weight -> its modules. It is projected for the inputs of each.
         two_sided: Tied weights that an embedding and an output layer use from both sides.
     """
 
@@ -66,7 +65,7 @@ class Capacity:
 
 
 def measure_capacity(protected: ProtectedModel) -> Capacity:
-    """Return what is protected of a model and how much room is left."""
+    """Return the protected, frozen and free parameters of a model and the free capacity of its layers."""
     scan = protected.scan
     statistics = [f"{name}.{leaf}" for name in scan.norm_modules for leaf in ("running_mean", "running_var")]
     tied = {weight: names for weight, names in find_owners(protected).items() if len(names) > 1}
@@ -104,7 +103,7 @@ def _measure_layers(layers: Iterable[ProtectedLayer]) -> list[LayerCapacity]:
 
 
 def find_owners(protected: ProtectedModel) -> dict[str, list[str]]:
-    """Return for each protected weight the modules that have it and for whose inputs it is protected."""
+    """Return for each protected weight its modules for whose inputs it is protected."""
     places: dict[int, list[str]] = {}
     for name, parameter in protected.model.named_parameters(remove_duplicate=False):
         places.setdefault(id(parameter), []).append(name.rpartition(".")[0])
@@ -124,9 +123,9 @@ def _is_inside(name: str, module: str) -> bool:
 
 @dataclass(frozen=True)
 class Summary:
-    """A memory as a table, and every parameter that it does not protect with the reason.
+    """Table of the protected layers and of all other parameters with the reasons.
 
-    Print it, evaluate it in a notebook, or convert it with :meth:`to_dict`.
+    It can be printed, displayed in a notebook, or converted with :meth:`to_dict`.
     """
 
     capacity: Capacity
@@ -137,60 +136,46 @@ class Summary:
         return {"tasks": self.tasks, "bytes": self.capacity.bytes} | asdict(self.capacity)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=1000)
-        console.width = max(80, console.measure(self._make_table()).maximum)  # no name is broken
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-    __repr__ = __str__
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         capacity = self.capacity
-        yield self._make_table()
+        total = ("total", str(len(capacity.layers)), "", "", "", format_bytes(capacity.bytes))
+        header, *rows, total_row = _align_columns([HEADER, *_make_rows(capacity), total])
+        lines = [
+            f"GradientMemory after {self.tasks} task{'s' * (self.tasks != 1)}",
+            "",
+            header,
+            "-" * len(header),
+            *rows,
+        ]
+        lines += ["", total_row]
+        if any(layer.shares for layer in capacity.layers):
+            lines.append("shared: uses the bases of a layer above, which counts their bytes")
         sharing: dict[str, list[str]] = {}
         for layer in capacity.layers:
             sharing.setdefault(layer.shares or layer.layer, []).append(layer.layer)
         shared = _count_kinds([", ".join(names) for names in sharing.values() if len(names) > 1])
-        yield _list_names("Layers that read the same input share their bases:", shared)
+        lines += _list_names("Layers that read the same input share their bases:", shared)
         tied = [
             ", ".join(names) + (" (used from both sides)" if weight in capacity.two_sided else "")
             for weight, names in capacity.tied.items()
         ]
-        yield _list_names("Layers that share one weight, which is projected for the inputs of each:", tied)
+        lines += _list_names("Layers that share one weight, which is projected for the inputs of each:", tied)
         # A parameter that was never trained, such as the base of a LoRA, is not frozen by the memory.
         frozen = {name: why for name, why in capacity.frozen.items() if why != NOT_TRAINED}
-        yield _list_reasons("Frozen after the first task", frozen)
-        yield _list_reasons("Not protected: moves freely, so what it does for old tasks drifts", capacity.free)
+        lines += _list_reasons("Frozen after the first task:", frozen)
+        lines += _list_reasons("Not protected: changes freely, so old tasks drift:", capacity.free)
+        return "\n".join(lines)
 
-    def _make_table(self) -> Table:
-        table = Table(
-            title=f"GradientMemory after {self.tasks} task{'s' * (self.tasks != 1)}",
-            title_justify="left",
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-        )
-        table.add_column("layer", overflow="fold")
-        for heading in ("layers", "bases / dim", "blocked", "free", "bytes"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for row in _make_rows(self.capacity):
-            table.add_row(Text(row[0]), *row[1:])
-        table.add_section()
-        table.add_row("total", str(len(self.capacity.layers)), "", "", "", format_bytes(self.capacity.bytes))
-        if any(layer.shares for layer in self.capacity.layers):
-            table.caption = "shared: the bases of a layer above, which counts their bytes"
-        return table
+    __repr__ = __str__
 
 
 def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
-    """Return a row for each kind of layers: those whose names differ in numbers only."""
+    """Return a row for each kind of layers, whose names differ in numbers only."""
     kinds: dict[tuple[str, int, bool], list[LayerCapacity]] = {}
     for layer in capacity.layers:
-        kinds.setdefault((_generalize(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
+        kinds.setdefault((generalize_name(layer.layer), layer.dimension, layer.shares is None), []).append(layer)
     return [
         (
-            _merge_names([layer.layer for layer in layers]),
+            merge_names([layer.layer for layer in layers]),
             str(len(layers)),
             f"{_format_range([layer.bases for layer in layers])} / {dimension}",
             _format_range([layer.blocked for layer in layers]),
@@ -201,45 +186,55 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
     ]
 
 
-def _generalize(name: str) -> str:
-    """Return a name with a star for each part that is a number."""
+def generalize_name(name: str) -> str:
+    """Return a name with a star instead of each part that is a number."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _merge_names(names: Sequence[str]) -> str:
-    """Return one name for several that differ in numbers only, with a star for each number that differs."""
+def merge_names(names: Sequence[str]) -> str:
+    """Return one name for names that differ in numbers only, with a star for each number that differs."""
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(values[0] if len(set(values)) == 1 else "*" for values in parts)
 
 
 def _count_kinds(names: Sequence[str]) -> list[str]:
-    """Return one name for those that differ in numbers only, with their count where there are several."""
+    """Return one name, with a count, for all names that differ in numbers only."""
     kinds: dict[str, list[str]] = {}
     for name in names:
-        kinds.setdefault(_generalize(name), []).append(name)
+        kinds.setdefault(generalize_name(name), []).append(name)
     return [
-        _merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
+        merge_names(members) + (f" ({len(members)} times)" if len(members) > 1 else "") for members in kinds.values()
     ]
 
 
-def _list_names(title: str, names: Sequence[str]) -> Group:
-    if not names:
-        return Group()
-    return Group(Text(title, style="bold"), *(Padding(Text(name), (0, 0, 0, 2)) for name in names))
+def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines, with the first column aligned to the left and the others to the right."""
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [(row[0].ljust(first), *map(str.rjust, row[1:], others)) for row in rows]
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
-def _list_reasons(title: str, reasons: Mapping[str, str]) -> Group:
-    """Return parameters by reason; those whose names differ in numbers only are counted."""
-    if not reasons:
-        return Group()
+def group_names(names: Sequence[str]) -> str:
+    """Return names in one line; those that differ in numbers only are counted."""
+    return ", ".join(_count_kinds(names))
+
+
+def _list_names(title: str, names: Sequence[str]) -> list[str]:
+    return ["", title, *(f"  {name}" for name in names)] if names else []
+
+
+def _list_reasons(title: str, reasons: Mapping[str, str]) -> list[str]:
+    """Return lines with the parameters by reason; names that differ in numbers only are counted."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         by_reason.setdefault(reason, []).append(name)
-    lines: list[Padding] = []
+    lines = ["", title] if reasons else []
     for reason, names in by_reason.items():
-        lines.append(Padding(Text(reason), (0, 0, 0, 2)))
-        lines.append(Padding(Text(", ".join(_count_kinds(names))), (0, 0, 0, 4)))
-    return Group(Text(f"{title}:", style="bold"), *lines)
+        listed = ", ".join(_count_kinds(names))
+        # No name is broken, however long it is.
+        wrapped = wrap(listed, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+        lines += [f"  {reason}", *(f"    {line}" for line in wrapped)]
+    return lines
 
 
 def _format_range(values: Sequence[int]) -> str:

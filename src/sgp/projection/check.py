@@ -1,8 +1,8 @@
-"""What training has done to a batch since the last update: leak into the protected space, drift of the outputs."""
+"""Measure the effect of training since the last update: leak into the protected space, drift of a batch's outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import extend_rows, has_grown, list_tensors, match_names
-from sgp.projection.collect import collect_inputs, evaluation_pass, make_forward, move_batch
+from sgp.projection.batches import evaluation_pass, make_forward, move_batch
+from sgp.projection.collect import collect_inputs
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer, iterate_parameters
@@ -20,22 +21,22 @@ from sgp.projection.precision import to_float64
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.sharded import distribute_like, gather_whole, get_local
 
-# A change is rounding if it is less than this share of the weight,
+# A change counts as rounding if it is smaller than this share of the weight,
 ROUNDING = 2.0**-20
-# or if its entries are less than this in the mean: a step that is projected away leaves such a rest in a weight that
-# was zero.
+# or if its entries are smaller than this on average: a step that is projected away leaves such a change in a weight
+# that was zero.
 ROUNDING_OF_ENTRIES = 2.0**-24
 
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One protected layer.
+    """Measurements of one protected layer.
 
     Attributes:
         layer: Name of the layer.
-        captured: Share of the energy of this batch's inputs that lies in the layer's bases.
-        leak: Share of the weight change that lies along bases of importance 1, where nothing may move.
-        drift: |dW x| / |W x| over this batch: how far the change moves the layer's output for these inputs.
+        captured: Share of the energy of the batch's inputs that the layer's bases capture.
+        leak: Share of the weight change along bases of importance 1, along which no change is allowed.
+        drift: |dW x| / |W x| over the batch: relative change of the layer's output for these inputs.
     """
 
     layer: str
@@ -46,11 +47,11 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class Check:
-    """A batch's outputs now, compared with those of the reference weights.
+    """Comparison of a model with reference weights on one batch.
 
     Attributes:
         drift: Relative change of the model's outputs.
-        layers: The same per layer.
+        layers: Measurements of each layer.
     """
 
     drift: float
@@ -79,23 +80,27 @@ def measure_changes(
     forward: Callable[[Any], Any] | None,
     mask: Callable[[Any], Tensor | None] | None = None,
 ) -> Check:
-    """Compare what a model does with a batch with what it does under reference weights.
+    """Compare a model with reference weights on one batch.
 
     Args:
         protected: Model with its protected layers.
-        batch: As in an update.
+        batch: As in ``memory.update``.
         reference: Weights to compare with, by name.
-        forward: As in an update.
-        mask: As in an update.
+        forward: As in ``memory.update``.
+        mask: As in ``memory.update``.
+
+    Returns:
+        The comparison.
     """
     model = protected.model
     batch = move_batch(batch, model)
     parameters = protected.scan.parameters.values()
     reference = match_names(model, reference, {id(p.tensor): p.name for p in parameters if p.is_present})
     layers = [layer for layer in protected.layers.values() if layer.subspace is not None]
-    # The forward passes of a sharded model are of all processes together.
+    # All processes run the forward passes of a sharded model together.
     processes = ProcessGroup(protected.is_sharded)
-    processes.run_together(partial(check_reference, reference, layers))
+    tensors = {parameter.name: parameter.tensor for parameter in iterate_parameters(layers)}
+    processes.run_together(partial(check_reference, reference, tensors))
     collect = partial(
         collect_inputs,
         model,
@@ -104,7 +109,6 @@ def measure_changes(
         forward=forward,
         mask=mask,
         samples={layer.name: None for layer in layers},
-        precise={layer.name: True for layer in layers},
         in_step=processes.run_in_lockstep if protected.is_sharded else None,
     )
     grams = processes.run_together(collect)
@@ -121,33 +125,43 @@ def measure_changes(
     return Check(_divide(difference, size), checks)
 
 
-def check_reference(reference: Mapping[str, Tensor], layers: Sequence[ProtectedLayer]) -> None:
-    """Raise if a reference lacks a protected parameter, has one of another shape, or is the model's own."""
-    for parameter in iterate_parameters(layers):
-        name, tensor = parameter.name, parameter.tensor
+def check_reference(reference: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a reference does not fit the tensors of a model.
+
+    Args:
+        reference: Reference weights by name.
+        tensors: Parameters and buffers of the model by name, which the reference must have.
+
+    Raises:
+        ValueError: The reference lacks a tensor, has another shape, or is the model's own tensor.
+    """
+    for name, tensor in tensors.items():
         if name not in reference:
-            raise ValueError(f"reference: there is no {name!r}; give a whole state_dict of the model")
-        given, own = get_local(reference[name]), parameter.local
+            raise ValueError(f"reference: {name!r} is missing; pass a whole state_dict of the model")
+        given, own = get_local(reference[name]), get_local(tensor)
         if own.numel() and given.device == own.device and given.data_ptr() == own.data_ptr():
             raise ValueError(
-                "reference: these are the model's own tensors, which training changes; keep a copy, "
+                "reference: these are the model's own tensors, which training changes; pass a copy, "
                 "copy.deepcopy(model.state_dict())"
             )
         if reference[name].shape != tensor.shape and not has_grown(reference[name], tensor):
             then, now = tuple(reference[name].shape), tuple(tensor.shape)
-            raise ValueError(f"reference: {name!r} has shape {then}, the model's has {now}")
+            raise ValueError(f"reference: {name!r} has shape {then}, the model has {now}")
 
 
 @contextmanager
 def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Run the body with other values in a model's parameters and buffers.
 
-    They are copied into the tensors themselves: ``load_state_dict`` would drop names that wrappers have changed, and
-    run hooks.
+    The values are copied into the tensors: ``load_state_dict`` would drop names that wrappers have changed, and run
+    hooks.
 
     Args:
         model: Any module.
         weights: Values by name; tensors that are missing stay as they are.
+
+    Yields:
+        Nothing.
     """
     tensors = {name: tensor for name, tensor in list_tensors(model).items() if name in weights}
     kept = {name: get_local(tensor).clone() for name, tensor in tensors.items()}
@@ -156,7 +170,7 @@ def swap_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[No
             for name, tensor in tensors.items():
                 value = distribute_like(extend_rows(weights[name], tensor).to(tensor.device), tensor)
                 get_local(tensor).copy_(get_local(value))
-        torch.clear_autocast_cache()  # it knows weights by their identity
+        torch.clear_autocast_cache()  # which identifies weights by their identity
         yield
     finally:
         with torch.no_grad():
@@ -173,7 +187,7 @@ def _check_layer(layer: ProtectedLayer, gram: InputGram, reference: Mapping[str,
     old = _join(layer, earlier).to(new.device)
     change = new - old
     moved = float(change.norm())
-    # A layer that is full moves by rounding only, which is no leak.
+    # A layer without free capacity changes by rounding only, which is no leak.
     rounding = max(ROUNDING * float(old.norm()), ROUNDING_OF_ENTRIES * change.numel() ** 0.5)
     leaked = float(subspace.compute_blocked_coefficients(*_split(layer, change)).norm())
     return LayerCheck(
@@ -188,7 +202,7 @@ def _check_layer(layer: ProtectedLayer, gram: InputGram, reference: Mapping[str,
 
 
 def _join(layer: ProtectedLayer, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return weight and protected bias, gathered where they are sharded, as one matrix in float64. [groups, out, d]"""
+    """Return weight and protected bias, gathered if they are sharded, as one float64 matrix [groups, out, d]."""
     matrix = to_float64(layer.block.view_matrix(gather_whole(tensors[layer.weight.name])))
     if layer.bias is None:
         return matrix
@@ -206,12 +220,16 @@ def _divide(part: float, whole: float) -> float:
 
 
 def _list_outputs(value: Any) -> list[Tensor]:
-    """Return copies of the tensors in a model's output, in float64."""
+    """Return copies of the tensors in a model's output, in float64.
+
+    Raises:
+        TypeError: There are none.
+    """
     found = [to_float64(tensor).clone() for tensor in _iterate_outputs(value)]
     if not found:
         raise TypeError(
-            f"an output of type {type(value).__name__} has no floating point tensor to compare: give "
-            "forward=, which returns tensors, or tuples, lists or dicts of them"
+            f"an output of type {type(value).__name__} has no floating point tensor to compare: pass a forward= that "
+            "returns tensors, or tuples, lists or dicts of them"
         )
     return found
 

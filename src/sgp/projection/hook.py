@@ -1,10 +1,10 @@
-"""What a memory does at ``optimizer.step()``: choose a projection mode for each layer, and run it."""
+"""Hook on ``optimizer.step()`` that chooses a projection mode for each layer and runs it."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -16,27 +16,20 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from sgp.projection.caller_warning import warn_caller
-from sgp.projection.input_mode import InputMode, InputWatch, can_watch, close_watches
-from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter
-from sgp.projection.modes import (
-    FrozenMode,
-    GradientMode,
-    Mode,
-    ProjectionMode,
-    StepMode,
-    project_momentum,
-)
+from sgp.projection.input_mode import InputMode, InputWatch, can_watch
+from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter, iterate_parameters
+from sgp.projection.modes import FrozenMode, GradientMode, Mode, ProjectionMode, StepMode, project_momentum
 from sgp.projection.precision import full_precision
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.scan import NOT_TRAINED
 from sgp.projection.sharded import find_local_rows
 
-# A momentum buffer with less than this share along blocked directions has been projected.
+# Share along blocked directions below which a momentum buffer counts as projected.
 PROJECTED = 1e-4
-# Settings of SGD in which a weight and its bias must agree to have a joint linear step.
+# Settings of SGD that must be equal for a weight and its bias to have a joint linear step.
 LINEAR_SETTINGS = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize")
 
-# What the buffers of a mode depend on, beside a tensor's identity.
+# Facts that the buffers of a mode depend on, in addition to a tensor's identity.
 get_tensor_facts = attrgetter("dtype", "device", "shape", "requires_grad")
 
 Group = Mapping[str, Any]
@@ -44,14 +37,14 @@ Group = Mapping[str, Any]
 
 @dataclass
 class StepPlan:
-    """How the steps of an optimizer are projected, as long as the facts that it was made from hold.
+    """The projection of an optimizer's steps, as long as certain facts do not change.
 
     Attributes:
-        facts: What the plan depends on; see :meth:`OptimizerHook._collect_facts`.
-        modes: What to run before and after a step.
-        chosen: Projection mode of each layer.
-        inputs: The mode that decides at each step between inputs and gradient, if there is one.
-        tensors: Parameters that ``facts`` identifies, kept alive so that no other tensor takes their identity.
+        facts: Facts that the plan depends on; see :meth:`OptimizerHook._collect_facts`.
+        modes: Projection modes to run before and after a step.
+        chosen: Name of the projection mode of each layer.
+        inputs: The input mode, which chooses between inputs and gradient at each step; None if no layer has it.
+        tensors: Parameters that ``facts`` identifies, kept alive so that no other tensor gets their identity.
     """
 
     facts: object
@@ -62,19 +55,19 @@ class StepPlan:
 
 
 class OptimizerHook:
-    """A memory attached to an optimizer; what :meth:`GradientMemory.attach` returns.
+    """Hook that projects the steps of an optimizer, returned by :meth:`GradientMemory.attach`.
 
-    It ends with :meth:`detach`, or when the optimizer is deleted.
+    It is active until :meth:`detach`, or until the optimizer is deleted.
 
     Args:
         protected: State that is shared with the memory.
         optimizer: Optimizer whose steps are projected.
-        mode: Projection mode that was asked for.
+        mode: Projection mode that was requested.
         every: Number of steps whose change is projected at once.
 
     Attributes:
         steps: Number of steps that the optimizer has taken since it was attached.
-        reasons: Why a layer is not projected in a cheaper mode, by layer, as of its last step.
+        reasons: By layer, why its last step was not projected in a cheaper mode.
     """
 
     def __init__(self, protected: ProtectedModel, optimizer: Optimizer, mode: Mode, every: int = 1) -> None:
@@ -86,15 +79,15 @@ class OptimizerHook:
         self._optimizer = weakref.ref(optimizer)
         self._plan: StepPlan | None = None
         self._running: Sequence[ProjectionMode] = ()
-        self._frames: list[FrameType] = []  # of the steps that are running, outermost first
+        self._frames: list[FrameType] = []  # frames of the running steps, outermost first
         self._watches: dict[ProtectedLayer, InputWatch] = {}
         self._projected_momentum: set[ProtectedLayer] = set()
         self._warned: set[str] = set()
         protected.norm_statistics.users.add(self)
-        # An optimizer that is deleted without detaching must not leave inputs replaced behind.
+        # After an optimizer is deleted without detaching, no inputs must be replaced.
         weakref.finalize(optimizer, self.release)
         self._handles = [
-            # Dynamo would trace the hooks and recompile at each change.
+            # Dynamo would trace the hooks and recompile after each change of the plan.
             optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),  # type: ignore[no-untyped-call]
             optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),  # type: ignore[no-untyped-call]
             # A loaded momentum may not have been projected.
@@ -103,9 +96,9 @@ class OptimizerHook:
         if every > 1:
             flush = FlushPending(protected)
             self._handles.append(optimizer.register_state_dict_pre_hook(flush))
-            for module in protected.model.modules():  # state dicts are taken of parts too
+            for module in protected.model.modules():  # users also save submodules
                 self._handles.append(module.register_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
-                # Weights that are loaded are no change that steps have made.
+                # A change of weights by loading is not a change by steps.
                 self._handles.append(module.register_load_state_dict_pre_hook(flush))  # type: ignore[no-untyped-call]
         self.refresh(has_grown=False)
 
@@ -122,7 +115,7 @@ class OptimizerHook:
 
     @property
     def modes(self) -> dict[str, str]:
-        """The projection mode of each layer at its last step, or at its first one if there was none yet."""
+        """Projection mode of each layer at its last step; before the first step, the mode that it will have."""
         optimizer, plan = self._optimizer(), self._plan
         if plan is None and optimizer is not None:
             plan = self._make_plan(optimizer, has_closure=False, facts=None)
@@ -133,11 +126,11 @@ class OptimizerHook:
         return {layer.name: taken.get(layer, mode) if mode == "gradient" else mode for layer, mode in chosen.items()}
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """Return whether this is the attached hook of an optimizer."""
+        """Return whether this hook is attached to an optimizer."""
         return self.is_attached and self._optimizer() is optimizer
 
     def detach(self) -> None:
-        """Leave the optimizer as it was before :meth:`GradientMemory.attach`, and free the buffers."""
+        """Restore the optimizer as it was before :meth:`GradientMemory.attach`, and free the buffers."""
         self._protected.check_not_temporary("detach() would leave the weights as they were before, unprojected")
         self.flush()
         for handle in self._handles:
@@ -149,9 +142,8 @@ class OptimizerHook:
                 parameter.release_buffers()
 
     def release(self) -> None:
-        """Stop watching inputs and holding norm statistics."""
-        close_watches(self._watches.values(), "its optimizer is gone")
-        self._watches.clear()
+        """Stop watching inputs and restoring norm statistics."""
+        self._close_watches("its optimizer is gone")
         self._plan, self._running = None, ()
         self._protected.norm_statistics.users.discard(self)
 
@@ -167,9 +159,12 @@ class OptimizerHook:
     def projected(self) -> Iterator[None]:
         """Run the body with the weights that :meth:`flush` would leave, to evaluate in the middle of ``every`` steps.
 
-        Training goes on from the weights as they were, so that it does not depend on when you evaluate. Inside the
+        Training continues from the weights as they were, so it does not depend on when they are evaluated. Inside the
         block, a step of an attached optimizer, an update of the memory, loading the memory or this hook, and
         :meth:`detach` are errors.
+
+        Yields:
+            Nothing.
         """
         protected = self._protected
         protected.reshard()
@@ -185,17 +180,17 @@ class OptimizerHook:
                 protected.reshard()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a step needs beside model, optimizer and memory: the count, and masters of 16-bit weights.
+        """Return the state that model, optimizer and memory do not have: the step count and masters of 16-bit weights.
 
-        Like every state dict, this projects a pending change first. Where the model is sharded, the masters are those
-        of this process's shards: every process saves and loads its own.
+        Like every state dict, this projects a pending change first. If the model is sharded, the masters belong to the
+        shards of this process: every process saves and loads its own.
         """
         self.flush()
         masters = {p.name: p.master for layer in self._protected.layers.values() for p in layer.parameters}
         return {"steps": self.steps, "masters": {name: m for name, m in masters.items() if m is not None}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`; a pending change is discarded with the weights that it was of."""
+        """Load a :meth:`state_dict`. A pending change is discarded."""
         self._protected.check_not_temporary("load_state_dict() would be undone at its end")
         if self._plan is not None:
             for mode in self._plan.modes:
@@ -203,20 +198,19 @@ class OptimizerHook:
         self.steps = state["steps"]
         for parameter in self._protected.scan.parameters.values():
             master = state["masters"].get(parameter.name)
-            # The tensors of a file need not be where the weights are.
+            # The tensors of a file may be on another device than the weights.
             parameter.master = None if master is None else master.to(parameter.local.device, copy=True)
 
     def refresh(self, *, has_grown: bool) -> None:
         """Adapt to new subspaces or a new state of the optimizer: project momentum, and watch linear layers.
 
         Args:
-            has_grown: Whether subspaces have grown, so that earlier momentum points into them.
+            has_grown: Whether subspaces have grown, so that earlier momentum has components in them.
         """
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        close_watches(self._watches.values(), "the memory was updated")
-        self._watches.clear()
+        self._close_watches("the memory was updated")
         self._projected_momentum.clear()
         self._drop_plan()
         plan = self._make_plan(optimizer, has_closure=False, facts=None)
@@ -226,12 +220,17 @@ class OptimizerHook:
             with full_precision(self._protected.device):
                 self._project_momentum(optimizer, layer, tolerance=0.0 if has_grown else PROJECTED)
 
+    def _close_watches(self, reason: str) -> None:
+        for watch in self._watches.values():
+            watch.close(reason)
+        self._watches.clear()
+
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         protected = self._protected
         protected.check_not_temporary("a step would be undone at its end")
         if self._enter_step() or protected.tasks == 0:
             return
-        # torch passes the optimizer itself as the first positional argument.
+        # PyTorch passes the optimizer as the first positional argument.
         given = [argument for argument in args if argument is not optimizer]
         has_closure = (given[0] if given else kwargs.get("closure")) is not None
         protected.reshard()
@@ -259,17 +258,17 @@ class OptimizerHook:
         protected.norm_statistics.restore()
 
     def _enter_step(self) -> bool:
-        """Note that a step begins, and return whether it runs inside another one, as by ``super().step()``.
+        """Return whether a step that starts runs inside another one, as by ``super().step()``.
 
-        No hook runs when a step raises, so steps cannot be counted: each is identified by its frame, and is running
-        as long as that is on the stack.
+        No hook runs when a step raises, so running steps cannot be counted: each is identified by its frame, and is
+        running as long as that is on the stack.
         """
         self._drop_ended_steps()
         self._frames.append(next(_iterate_callers()))
         return len(self._frames) > 1
 
     def _leave_step(self) -> bool:
-        """Note that a step ends, and return whether it runs inside another one."""
+        """Return whether a step that ends runs inside another one."""
         self._drop_ended_steps()
         is_nested = len(self._frames) > 1
         del self._frames[-1:]
@@ -280,7 +279,7 @@ class OptimizerHook:
             del self._frames[-1]
 
     def _update_plan(self, optimizer: Optimizer, has_closure: bool) -> StepPlan:
-        """Return the plan for a step, made anew if its facts do not hold any more."""
+        """Return the plan for a step, a new one if the facts of the current plan have changed."""
         facts = self._collect_facts(optimizer, has_closure)
         if self._plan is None or self._plan.facts != facts:
             self._drop_plan()
@@ -291,7 +290,7 @@ class OptimizerHook:
         return self._plan
 
     def _collect_facts(self, optimizer: Optimizer, has_closure: bool) -> object:
-        """Return all that the choice of modes and their buffers depend on: identities and types, not learning rates."""
+        """Return the facts that modes and their buffers depend on: identities and types, but no learning rates."""
         tensors = [parameters.get(leaf) for parameters, leaf in self._protected.places]
         return (
             self._protected.version,
@@ -305,14 +304,14 @@ class OptimizerHook:
         )
 
     def _drop_plan(self) -> None:
-        """Forget the plan. What is pending is projected first, unless it is of a single step that has failed."""
+        """Drop the plan. A pending change is projected first, unless it is the change of a single step that failed."""
         if self._plan is not None:
             for mode in self._plan.modes:
                 mode.flush() if self.every > 1 else mode.discard()
         self._plan = None
 
     def _make_plan(self, optimizer: Optimizer, has_closure: bool, facts: object) -> StepPlan:
-        """Choose a projection mode for each layer that the optimizer changes."""
+        """Return a plan with a projection mode for each layer that the optimizer changes."""
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         plan = StepPlan(facts)
         for layer in self._protected.layers_with_bases:
@@ -321,25 +320,16 @@ class OptimizerHook:
         return plan
 
     def _fill_plan(self, plan: StepPlan, optimizer: Optimizer) -> None:
-        """Make the modes of a plan, with their buffers."""
+        """Create the modes of a plan, with their buffers."""
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        parameters = self._protected.scan.parameters
-        plan.tensors = [p.tensor if p.is_present else None for p in parameters.values()]
-        frozen = [parameters[name] for name in self._protected.scan.frozen if parameters[name].is_present]
-        frozen = [p for p in frozen if p.tensor.requires_grad and id(p.tensor) in stepped]
+        plan.tensors = [p.tensor if p.is_present else None for p in self._protected.scan.parameters.values()]
+        for parameter in iterate_parameters(plan.chosen):
+            parameter.is_stepped |= id(parameter.tensor) in stepped
         by_step = [layer for layer, mode in plan.chosen.items() if mode == "step"]
         by_gradient = [layer for layer, mode in plan.chosen.items() if mode == "gradient"]
-        for parameter in {p for layer in plan.chosen for p in layer.parameters}:
-            parameter.is_stepped |= id(parameter.tensor) in stepped
-        self._warn_of_frozen(frozen)
-        self._projected_momentum.difference_update(by_step)
-        for layer in by_gradient:
-            if layer not in self._projected_momentum:  # it has taken in gradients that were not projected
-                self._project_momentum(optimizer, layer, tolerance=0.0)
-        for layer in by_step:
-            if layer in self._watches:
-                self._watches.pop(layer).close(self.reasons[layer.name])
+        self._follow_modes(optimizer, by_step, by_gradient)
         watches = {layer: self._watches[layer] for layer in by_gradient if layer in self._watches}
+        frozen = self._find_frozen(stepped)
         if frozen:
             plan.modes.append(FrozenMode(frozen))
         if by_step:
@@ -350,12 +340,41 @@ class OptimizerHook:
             plan.inputs = InputMode(watches, self.reasons)
             plan.modes.append(plan.inputs)
 
+    def _follow_modes(
+        self, optimizer: Optimizer, by_step: Sequence[ProtectedLayer], by_gradient: Sequence[ProtectedLayer]
+    ) -> None:
+        """Project momentum for the mode ``gradient``, and stop watching inputs of layers in the mode ``step``."""
+        for layer in by_gradient:
+            if layer not in self._projected_momentum:  # it has accumulated gradients that were not projected
+                self._project_momentum(optimizer, layer, tolerance=0.0)
+        self._projected_momentum.difference_update(by_step)
+        for layer in by_step:
+            if layer in self._watches:
+                self._watches.pop(layer).close(self.reasons[layer.name])
+
+    def _find_frozen(self, stepped: Container[int]) -> list[ProtectedParameter]:
+        """Return the frozen parameters that an optimizer steps.
+
+        Warn about those that were not trained at the last update, so that their layers have no bases.
+        """
+        reasons, parameters = self._protected.scan.frozen, self._protected.scan.parameters
+        present = [parameters[name] for name in reasons if parameters[name].is_present]
+        frozen = [p for p in present if p.tensor.requires_grad and id(p.tensor) in stepped]
+        names = [p.name for p in frozen if reasons[p.name] == NOT_TRAINED and p.name not in self._warned]
+        if names:
+            self._warned.update(names)
+            warn_caller(
+                f"{', '.join(names)} had requires_grad=False at the last update, so what older tasks need there is "
+                "unknown: frozen until the next update"
+            )
+        return frozen
+
     def _choose_mode(
         self, layer: ProtectedLayer, optimizer: Optimizer, groups: Mapping[int, Group], has_closure: bool
     ) -> tuple[str, str]:
         """Return the mode of a layer, ``step`` or ``gradient``, and why it is not a cheaper one."""
         if self.mode in ("step", "gradient"):
-            return self.mode, "asked for"
+            return self.mode, "requested"
         if self.every > 1:
             return "step", f"the change of {self.every} steps is projected at once"
         is_last = next(reversed(optimizer._optimizer_step_pre_hooks), None) == self._handles[0].id
@@ -366,7 +385,7 @@ class OptimizerHook:
         return "gradient", "the input mode needs the whole gradient, and the weight is sharded" if is_sharded else ""
 
     def _project_momentum(self, optimizer: Optimizer, layer: ProtectedLayer, *, tolerance: float) -> None:
-        """Project momentum from before the subspace grew, or from another mode."""
+        """Project momentum that dates from before the subspace grew, or from another mode."""
         self._projected_momentum.add(layer)
         tensors = [parameter.tensor for parameter in layer.parameters]
         buffers = [optimizer.state.get(tensor, {}).get("momentum_buffer") for tensor in tensors]
@@ -376,22 +395,11 @@ class OptimizerHook:
             for tensor, buffer in zip(tensors, whole, strict=True):
                 optimizer.state[tensor]["momentum_buffer"] = buffer
 
-    def _warn_of_frozen(self, frozen: Sequence[ProtectedParameter]) -> None:
-        """Warn of layers that have no bases since they were not trained at the last update."""
-        reasons = self._protected.scan.frozen
-        names = [p.name for p in frozen if reasons[p.name] == NOT_TRAINED and p.name not in self._warned]
-        if names:
-            self._warned.update(names)
-            warn_caller(
-                f"{', '.join(names)} had requires_grad=False at the last update, so nothing is known of what older "
-                "tasks need there: kept as it is until the next update"
-            )
-
 
 class FlushPending:
-    """Hook that projects pending changes before a state dict is taken or loaded.
+    """Hook that projects pending changes before a state dict is saved or loaded.
 
-    A copy of the model, or a file of it, has one that does nothing.
+    Its copy in a copy or a file of the model does nothing.
     """
 
     def __init__(self, protected: ProtectedModel | None = None) -> None:
@@ -407,7 +415,11 @@ class FlushPending:
 
 
 def check_mode(optimizer: Optimizer, mode: Mode) -> None:
-    """Refuse a mode that an optimizer cannot have, and warn of one that is not exact for it."""
+    """Raise if an optimizer cannot have a mode, and warn if the mode is not exact for it.
+
+    Raises:
+        ValueError: The mode is ``"input"`` and the optimizer is not linear in the gradient.
+    """
     is_linear = type(optimizer) is SGD and all(group["weight_decay"] == 0 for group in optimizer.param_groups)
     if mode == "input" and not is_linear:
         raise ValueError(
@@ -415,18 +427,18 @@ def check_mode(optimizer: Optimizer, mode: Mode) -> None:
         )
     if mode == "gradient" and not is_linear:
         warn_caller(
-            f"mode='gradient' with {type(optimizer).__name__}: the optimizer changes a projected gradient, "
-            "so old tasks are forgotten (the paper's Adam failure). mode='auto' projects what it applies"
+            f"mode='gradient' with {type(optimizer).__name__}: the optimizer changes the projected gradient, so old "
+            "tasks are forgotten (as the paper shows for Adam). mode='auto' projects the change that it applies"
         )
 
 
 def warn_of_masters(parameters: Sequence[nn.Parameter]) -> None:
-    """Warn of the memory that float32 masters of 16-bit weights take."""
+    """Warn about the memory that float32 masters of 16-bit weights take."""
     half = sum(4 * parameter.numel() for parameter in parameters if parameter.dtype in HALF_PRECISION)
     if half:
         warn_caller(
-            "the model has 16-bit weights: the hook keeps a float32 master of those that it protects (up "
-            f"to {half / 1e6:.1f} MB), since the rounding of a step would leak"
+            "the model has 16-bit weights: the hook keeps float32 masters of the protected ones (up to "
+            f"{half / 1e6:.1f} MB), since the rounding of a step would leak"
         )
 
 
@@ -440,7 +452,7 @@ def _explain_not_linear(
     if has_closure:
         return "the step has a closure"
     if not is_last:
-        return "another hook runs between the memory's and the step"
+        return "another hook runs between the hook of the memory and the step"
     if id(weight) not in groups or (bias is not None and id(bias) not in groups):
         return "weight and bias are in different optimizers"
     if groups[id(weight)]["weight_decay"] != 0:
@@ -453,7 +465,10 @@ def _explain_not_linear(
 
 
 def _are_equal_settings(a: Group, b: Group) -> bool:
-    """Compare groups of SGD. Tensor settings count as equal only if they are one object: to read them synchronizes."""
+    """Return whether two groups of SGD have equal settings.
+
+    Tensors count as equal only if they are one object, since reading them would synchronize with the device.
+    """
     if a is b:
         return True
     pairs = [(a[key], b[key]) for key in LINEAR_SETTINGS]
@@ -463,16 +478,13 @@ def _are_equal_settings(a: Group, b: Group) -> bool:
 def _collect_linear_facts(groups: Sequence[Group]) -> list[tuple[bool, int]]:
     """Return for each group of SGD whether it has weight decay, and the first group with equal settings."""
     return [
-        (
-            bool(group["weight_decay"] != 0),
-            next(i for i, other in enumerate(groups) if _are_equal_settings(other, group)),
-        )
-        for group in groups
+        (bool(g["weight_decay"] != 0), next(i for i, other in enumerate(groups) if _are_equal_settings(other, g)))
+        for g in groups
     ]
 
 
 def _iterate_callers() -> Iterator[FrameType]:
-    """Yield the frames that called a hook, innermost first, without those of this module and of Dynamo's wrapper."""
+    """Yield the frames that called a hook, innermost first, except those of this module and of Dynamo's wrapper."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and _is_wrapper(frame):
         frame = frame.f_back

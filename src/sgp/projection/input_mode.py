@@ -1,19 +1,20 @@
 """The input mode: project a linear layer's batch inputs instead of its weight gradient.
 
 The weight gradient of a linear layer is D^T X, and (D^T X)(I - M L M^T) = D^T (X - (X M) L M^T): projecting the n rows
-of X gives the same result as projecting the gradient, at n/out of the cost. The input that autograd saves for the
-weight gradient is replaced by its projection while the layer's forward runs; the layer, its output and its input
-gradient are untouched.
+of X gives the same result as projecting the gradient, at n/out of the cost. While the layer's forward runs, the input
+that autograd saves for the weight gradient is replaced by its projection; the layer, its output and its input gradient
+do not change.
 
-That is right only if the whole gradient comes from inputs that were replaced. A weight may also be used functionally,
+This is correct only if the whole gradient comes from inputs that were replaced. A weight may also be used functionally,
 be tied, or be part of a penalty; the saved tensor may be a copy (autocast, a non-contiguous input). So every step is
-verified: for a random vector v, G v must equal the sum of D^T (X v) over the backward passes that were watched. A
-gradient with anything else in it fails, and is then projected in full.
+verified: for a random vector v, G v must equal the sum of D^T (X v) over the watched backward passes. A gradient with
+any other contribution fails this proof, and is then projected in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -29,28 +30,28 @@ from sgp.projection.precision import is_reduced_precision
 from sgp.projection.sharded import find_local_rows
 from sgp.projection.subspace import Subspace
 
-# The two sides of the proof differ by rounding of about 1e-6 of their size in float32.
+# In float32 the two sides of the proof differ by rounding of about 1e-6 of their size.
 PROOF_TOLERANCE = 1e-5
 # Multiply-adds of a projection below which watching a layer costs more than it saves.
 WORTH_WATCHING = 10_000_000
 NOT_FROM_INPUTS = "its gradient does not come from its inputs alone"
 
-# Forward passes that are running, by module. Kept apart from what is watched, which may end in the middle of one.
+# Running forward passes by module. Separate from the watches, which may end in the middle of a forward pass.
 _open: dict[int, list[tuple[_Call, saved_tensors_hooks] | None]] = {}
-# Watched modules are registered here and not on the modules: a copy or a file of the model has no trace of it.
+# Watched modules are registered here and not on the modules, so that a copy or a file of the model has no trace of it.
 _watched: WeakKeyDictionary[nn.Module, InputWatch] = WeakKeyDictionary()
 _hooks: list[RemovableHandle] = []
 
 
 class InputMode(ProjectionMode):
-    """Project layers through their inputs where that is proven right, and their gradients otherwise.
+    """Project layers through their inputs where that is proven correct, and their gradients otherwise.
 
     Args:
-        watches: Linear layers with what was seen of their inputs.
-        reasons: Where to note why a layer is not projected through its inputs, by layer name.
+        watches: Linear layers with their watches.
+        reasons: Dict that receives, by layer name, why a layer is not projected through its inputs.
 
     Attributes:
-        taken: How each layer was projected at the last step.
+        taken: Mode in which each layer was projected at the last step.
     """
 
     acts_after_step = False
@@ -72,22 +73,22 @@ class InputMode(ProjectionMode):
             if watch.state != "trial":
                 layer.is_input_proven = watch.state == "replace"
                 self._reasons[layer.name] = watch.reason
-        project_gradients([layer for layer, taken in self.taken.items() if taken == "gradient"])
+        project_gradients([layer for layer, mode in self.taken.items() if mode == "gradient"])
 
 
 class InputWatch:
-    """Watch the inputs of one linear layer, and replace them by their projections once that is proven right.
+    """Watch the inputs of one linear layer, and replace them by their projections once that is proven correct.
 
     The first step is a trial: inputs are only watched, and the gradient is projected in full. If the proof holds and
     there are at most half as many rows as outputs, inputs are replaced from then on. The first proof that fails ends
-    it.
+    the watch.
 
     Args:
         layer: Layer for which :func:`can_watch` is true.
 
     Attributes:
         state: ``"trial"``, ``"replace"`` or ``"off"``.
-        reason: Why it is off.
+        reason: Why the watch was closed.
     """
 
     def __init__(self, layer: ProtectedLayer) -> None:
@@ -97,23 +98,26 @@ class InputWatch:
         self.reason = ""
         self.subspace = subspace
         self.has_bias = layer.bias is not None
-        generator = torch.Generator("cpu").manual_seed(0)  # leaves the user's random state alone
+        generator = torch.Generator("cpu").manual_seed(0)  # does not change the user's random state
         probe = torch.randn(weight.shape[1], generator=generator, dtype=torch.float32, device="cpu")
         self.probe = probe.to(weight.device, weight.dtype)
         self._weight = weight
-        self._bias_correction: Tensor | None = None
-        self._task = -1  # the backward pass that arrived last
-        self._rows = 0
-        self._expected = self._column_sum = self.probe.new_zeros(weight.shape[0])
-        self._replaced: set[bool] = set()
+        self._reset()
         module = layer.weight.owner
-        other = _watched.get(module)
-        if other is not None:
-            other.close("another optimizer watches the layer")
+        if module in _watched:
+            _watched[module].close("another optimizer watches the layer")
         _watched[module] = self
         if not _hooks:
             _hooks.append(register_module_forward_pre_hook(_before_forward))
             _hooks.append(register_module_forward_hook(_after_forward, always_call=True))
+
+    def _reset(self) -> None:
+        """Reset the sums over backward passes: of D^T (X v), of D, and of the correction of the bias."""
+        self._expected = self._column_sum = self.probe.new_zeros(self._weight.shape[0])
+        self._bias_correction: Tensor | None = None
+        self._replaced: set[bool] = set()
+        self._rows = 0
+        self._task = -1  # the last backward pass
 
     @property
     def is_open(self) -> bool:
@@ -128,30 +132,37 @@ class InputWatch:
         _remove_hooks_if_idle()
 
     def prove(self, layer: ProtectedLayer) -> tuple[Tensor, Tensor]:
-        """Compare the gradient with what was watched, on the device.
+        """Compare the gradient with the watched backward passes, on the device.
+
+        Args:
+            layer: Layer that is watched.
 
         Returns:
-            Whether the gradient is a multiple of what was watched, and the factor (1, or that of clipping). Both are
-            tensors without dimensions.
+            Whether the gradient is a multiple of the sum over these passes, and the factor (1, or that of clipping).
+            Both are tensors without dimensions.
         """
-        weight, bias = layer.weight.tensor, None if layer.bias is None else layer.bias.tensor
-        expected = self._expected
-        is_complete = weight.grad is not None and bool(self._replaced) and weight.grad.dtype == self.probe.dtype
-        if not is_complete or (bias is not None and bias.grad is None):
+        gradient, expected = layer.weight.tensor.grad, self._expected
+        bias_gradient = None if layer.bias is None else layer.bias.tensor.grad
+        is_bias_missing = layer.bias is not None and bias_gradient is None
+        if gradient is None or not self._replaced or gradient.dtype != self.probe.dtype or is_bias_missing:
             return expected.new_zeros((), dtype=torch.bool), expected.new_zeros(())
-        assert weight.grad is not None
-        found = weight.grad @ self.probe
+        found = gradient @ self.probe
         factor = (found @ expected) / (expected @ expected).clamp(min=torch.finfo(torch.float32).tiny)
         holds = _is_close(found, factor * expected)
-        if bias is not None and bias.grad is not None:
-            holds &= _is_close(bias.grad, factor * self._column_sum)
+        if bias_gradient is not None:
+            holds &= _is_close(bias_gradient, factor * self._column_sum)
         return holds, factor
 
     def conclude(self, layer: ProtectedLayer, holds: bool, factor: Tensor) -> bool:
-        """Act on the proof of a step, before the optimizer takes it.
+        """Act on the result of a proof, before the optimizer's step.
+
+        Args:
+            layer: Layer that is watched.
+            holds: Whether the proof holds.
+            factor: Factor between the gradient and the sum over the watched passes.
 
         Returns:
-            Whether the gradient is projected already. If not, it has to be now.
+            Whether the gradient is projected already. If not, it must be projected now.
         """
         replaced, rows, correction = self._replaced, self._rows, self._bias_correction
         self._reset()
@@ -165,33 +176,30 @@ class InputWatch:
             return False
         if holds and replaced == {True}:
             if layer.bias is not None and layer.bias.tensor.grad is not None and correction is not None:
-                # The gradient of a bias has no saved input to replace; its projection is the same sum over rows.
+                # The gradient of a bias has no saved input that could be replaced: its projection is subtracted here.
                 layer.bias.tensor.grad.sub_(factor * correction)
             return True
-        if replaced != {False}:  # only passes that began before inputs were replaced: nothing is wrong
+        if replaced != {False}:  # if all passes began before inputs were replaced, the proof says nothing
             self.close(NOT_FROM_INPUTS)
         return False
 
     def enter(self, module: nn.Module, input: Tensor) -> None:
-        """Begin to watch a forward pass of the layer."""
-        calls = _open.setdefault(id(module), [])
-        # Hooks of others (checkpointing, offloading) would be hidden by ours.
+        """Start watching a forward pass of the layer."""
+        opened: tuple[_Call, saved_tensors_hooks] | None = None
+        # These hooks would hide those of others (checkpointing, offloading).
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-            try:
+            with suppress(RuntimeError):  # torch.func has tensors without storage, and forbids such hooks
                 call = _Call(self, input)
                 context = saved_tensors_hooks(call.pack, _unpack)
                 context.__enter__()
-                calls.append((call, context))
-                return
-            except RuntimeError:  # torch.func has tensors without storage, and forbids such hooks
-                pass
-        calls.append(None)
+                opened = call, context
+        _open.setdefault(id(module), []).append(opened)
 
-    def arrive(self, D: Tensor, call: _Call) -> None:
-        """Add what a backward pass brings: the gradient of the layer's output, [n, out]."""
+    def receive(self, D: Tensor, call: _Call) -> None:
+        """Add a backward pass: D is the gradient of the layer's output, [n, out]."""
         task = torch._C._current_graph_task_id()
         if self._weight.grad is None and task != self._task:
-            self._reset()  # zero_grad discarded what came before
+            self._reset()  # zero_grad has discarded earlier passes
         self._task = task
         assert call.probed is not None
         self._expected = self._expected + D.mT @ call.probed
@@ -203,29 +211,15 @@ class InputWatch:
         self._replaced.add(call.is_replaced)
         self._rows += D.shape[0]
 
-    def _reset(self) -> None:
-        """Forget what has arrived: the sums of D^T (X v), of D, and of what the projection takes from the bias."""
-        self._expected = self._column_sum = self.probe.new_zeros(self._weight.shape[0])
-        self._bias_correction = None
-        self._replaced = set()
-        self._rows = 0
-        self._task = -1
-
 
 def can_watch(layer: ProtectedLayer, *, always: bool) -> bool:
-    """Return whether a layer's inputs can be watched and, unless ``always``, whether that may pay off."""
+    """Return whether a layer's inputs can be watched and, unless ``always``, whether that may save time."""
     if not layer.layer_type.is_linear or len(layer.sources) != 1 or layer.is_input_proven is False:
         return False
     weight = layer.weight.tensor
     if find_local_rows(weight) is not None or layer.subspace is None:
         return False
     return always or weight.numel() * layer.subspace.width > WORTH_WATCHING
-
-
-def close_watches(watches: Iterable[InputWatch], reason: str) -> None:
-    """Stop watching layers."""
-    for watch in watches:
-        watch.close(reason)
 
 
 def _is_close(a: Tensor, b: Tensor) -> Tensor:
@@ -238,8 +232,8 @@ class _Call:
 
     Attributes:
         is_replaced: Whether the saved input was replaced by its projection.
-        probed: X v, or X' v if X was replaced; None if the layer's input was not saved.
-        constant_removed: What the projection takes from the constant input of each row.
+        probed: X v, or X' v if X was replaced by X'; None if the layer's input was not saved.
+        constant_removed: Part of the constant input that the projection removes from each row.
     """
 
     def __init__(self, watch: InputWatch, input: Tensor) -> None:
@@ -252,14 +246,14 @@ class _Call:
         self._dtype = input.dtype
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Return what autograd is to save in place of a tensor: its projection if it is the layer's input."""
+        """Return the tensor that autograd saves: the projection of the layer's input, and any other tensor as it is."""
         watch = self._watch
         is_input = (
             self.probed is None
             and tensor.data_ptr() == self._pointer
             and tensor.numel() == self._numel
             and tensor.dtype == self._dtype == watch.probe.dtype
-            and tensor.device == watch.probe.device  # a model may move
+            and tensor.device == watch.probe.device  # a model may have been moved
             and tensor.is_contiguous()
         )
         if not is_input:
@@ -282,7 +276,7 @@ class _Call:
         """Receive the gradient of the layer's output, before the layer's own backward."""
         D = gradients[0]
         if D is not None:
-            self._watch.arrive(D.detach().reshape(-1, D.shape[-1]), self)
+            self._watch.receive(D.detach().reshape(-1, D.shape[-1]), self)
 
 
 def _unpack(tensor: Tensor) -> Tensor:
@@ -300,7 +294,7 @@ def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """End a forward pass, by return or by exception."""
+    """Stop watching a forward pass that has returned or raised."""
     if torch.compiler.is_compiling() or id(module) not in _open:
         return
     opened = _open[id(module)].pop()

@@ -28,6 +28,7 @@ class PendingChange(Protocol):
         """Project the change now."""
 
 
+@dataclass(eq=False, repr=False)
 class ProtectedParameter:
     """A parameter of the model as the memory sees it; several layers may share one.
 
@@ -45,15 +46,14 @@ class ProtectedParameter:
         pending: Change that is still to be projected; None if there is none.
     """
 
-    def __init__(self, name: str, owner: nn.Module, leaf: str) -> None:
-        self.name = name
-        self.owner = owner
-        self.leaf = leaf
-        self.is_stepped = False
-        self.fingerprint: str | None = None
-        self.kept: Tensor | None = None
-        self.master: Tensor | None = None
-        self.pending: PendingChange | None = None
+    name: str
+    owner: nn.Module
+    leaf: str
+    is_stepped: bool = False
+    fingerprint: str | None = None
+    kept: Tensor | None = None
+    master: Tensor | None = None
+    pending: PendingChange | None = None
 
     def __repr__(self) -> str:
         return f"ProtectedParameter({self.name!r})"
@@ -65,10 +65,17 @@ class ProtectedParameter:
 
     @property
     def tensor(self) -> nn.Parameter:
-        """The parameter as the model has it now."""
+        """The parameter as the model has it now.
+
+        Raises:
+            RuntimeError: The module has no such parameter any more.
+        """
         parameter = self.owner._parameters.get(self.leaf)
         if parameter is None:
-            raise RuntimeError(f"parameter {self.name!r} is gone from the model since the last update")
+            raise RuntimeError(
+                f"parameter {self.name!r} was removed from the model: restore it, or call memory.update with the model "
+                "as it is now"
+            )
         return parameter
 
     @property
@@ -77,10 +84,9 @@ class ProtectedParameter:
         return get_local(self.tensor)
 
     def bind(self, model: nn.Module) -> None:
-        """Take the module that is now under the parameter's name as its owner, if it has such a parameter.
+        """Set the owner to the module that now has the parameter's name, if it has such a parameter.
 
-        A module that was wrapped keeps its parameters, though they are not under the old name any more: the owner
-        stays as it is then.
+        The owner of a parameter that was renamed, as by a wrapper around its module, stays as it is.
         """
         module: nn.Module | None = model
         for part in self.name.split(".")[:-1]:
@@ -91,14 +97,7 @@ class ProtectedParameter:
     def keep(self) -> None:
         """Copy the values before a step into the buffer, and refresh the float32 master of a 16-bit parameter."""
         tensor = self.local
-        kept = self.kept
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
-            self.kept = tensor.clone(memory_format=torch.preserve_format)
-        else:
-            kept.copy_(tensor)
-        self._refresh_master(tensor)
-
-    def _refresh_master(self, tensor: Tensor) -> None:
+        self.get_buffer(tensor).copy_(tensor)
         if tensor.dtype not in HALF_PRECISION:
             self.master = None
         elif self.master is None or self.master.shape != tensor.shape or self.master.device != tensor.device:
@@ -107,10 +106,17 @@ class ProtectedParameter:
             # Where the weight was modified since the last step, the master follows it.
             self.master = torch.where(self.master.to(tensor.dtype) == tensor, self.master, tensor.float())
 
-    def adapt_kept(self) -> None:
-        """Move what was kept to where the parameter is now, and add the rows by which it has grown since.
+    def get_buffer(self, tensor: Tensor) -> Tensor:
+        """Return the buffer for values before a step, allocated like the parameter's local tensor if needed."""
+        kept = self.kept
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
+            kept = self.kept = torch.empty_like(tensor, requires_grad=False)
+        return kept
 
-        No step has changed these.
+    def adapt_kept(self) -> None:
+        """Move the buffers to the parameter's device and type, and append the rows that it has gained since.
+
+        No step has changed these rows.
         """
         tensor, kept = self.local, self.kept
         if kept is None:
@@ -124,7 +130,7 @@ class ProtectedParameter:
             self.master = torch.cat([self.master, tensor[len(kept) :].float()])
 
     def compute_change(self) -> Tensor:
-        """Return what the optimizer has changed since the values were kept; it takes the buffer's place."""
+        """Return the change since the values were kept, which replaces them in the buffer."""
         assert self.kept is not None
         if self.master is None:
             return torch.sub(self.local, self.kept, out=self.kept)
@@ -134,24 +140,24 @@ class ProtectedParameter:
 
     @property
     def target(self) -> Tensor:
-        """The tensor that a projection corrects: the master of a 16-bit parameter, or the parameter itself."""
+        """The tensor that a projection changes: the master of a 16-bit parameter, or the parameter itself."""
         return self.local if self.master is None else self.master
 
     def write_master(self) -> None:
-        """Round the master into the parameter, if there is one."""
+        """Copy the master, if there is one, to the parameter."""
         if self.master is not None:
             self.local.copy_(self.master)
 
     def take_buffers(self, other: ProtectedParameter) -> None:
-        """Take over the master and the buffer of another object for the same parameter."""
+        """Use the master and the buffer of another object for the same parameter."""
         self.kept, self.master = other.kept, other.master
 
     def release_buffers(self) -> None:
-        """Free what was kept for projecting steps."""
+        """Free the master and the buffer."""
         self.kept = self.master = None
 
     def compute_fingerprint(self) -> str:
-        """Return the type, and a number that any change of the bits changes; it is the same on all processes."""
+        """Return the type and a checksum of the values, which are the same on all processes."""
         parameter = self.tensor
         return f"{str(parameter.dtype).removeprefix('torch.')} {_sum_bits(parameter, parameter.dtype)}"
 
@@ -163,73 +169,65 @@ class ProtectedParameter:
         name_of_type, number = self.fingerprint.split()
         dtype: torch.dtype = getattr(torch, name_of_type)
         if torch.promote_types(dtype, parameter.dtype) != parameter.dtype:
-            return False  # it was rounded since; what else has changed cannot be told
+            return False  # it was rounded since, so any other change cannot be detected
         return _sum_bits(parameter, dtype) != _wrap_to_64_bits(int(number))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A place where a layer's input is seen.
+    """A place where a layer's input is collected.
 
     Attributes:
         module: Qualified name of the module.
-        input: Which of the module's inputs it is.
+        input: Name of the input among the module's inputs.
     """
 
     module: str
     input: str
 
 
+@dataclass(eq=False, repr=False)
 class ProtectedLayer:
     """One block of a weight with its bias and its subspace.
 
-    ``nn.MultiheadAttention`` has four of them; a grouped convolution is one, with a stack of bases.
+    ``nn.MultiheadAttention`` has four blocks; a grouped convolution has one, with a stack of bases.
 
     Attributes:
         name: Name of the module, followed by a colon and the input's name where a module has several blocks.
         block: Slice of the parameter.
-        layer_type: How the module shows its input.
+        layer_type: Layer type of the module.
         weight: Parameter that has the block.
         bias: Parameter that is protected together with the weight; None if there is none or it is frozen.
-        sources: Places where the input is seen; several where a weight is tied between modules.
+        sources: Places where the input is collected; several if the weight is tied between modules.
         is_two_sided: Whether the weight is also protected from its other side, as where an embedding is tied to the
             output layer.
         subspace: Bases and importances; None before an update has reached the layer. Layers that read the same input
             share one.
-        is_input_proven: How the trial of the input mode has ended since the last update; None while it is open.
+        is_input_proven: Result of the trial of the input mode since the last update; None before it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        block: Block,
-        layer_type: LayerType,
-        weight: ProtectedParameter,
-        bias: ProtectedParameter | None,
-        sources: list[Source],
-    ) -> None:
-        self.name = name
-        self.block = block
-        self.layer_type = layer_type
-        self.weight = weight
-        self.bias = bias
-        self.sources = sources
-        self.is_two_sided = False
-        self.subspace: Bases | None = None
-        self.is_input_proven: bool | None = None
-        self._projector: tuple[tuple[object, ...], tuple[Block, Projector]] | None = None
+    name: str
+    block: Block
+    layer_type: LayerType
+    weight: ProtectedParameter
+    bias: ProtectedParameter | None
+    sources: list[Source]
+    is_two_sided: bool = False
+    subspace: Bases | None = None
+    is_input_proven: bool | None = None
+    _projector: tuple[Bases, tuple[object, ...], tuple[Block, Projector]] | None = None
 
     def __repr__(self) -> str:
         return f"ProtectedLayer({self.name!r})"
 
     @property
     def parameters(self) -> list[ProtectedParameter]:
-        """The parameters that change together."""
+        """The weight, and the bias if it is protected."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
     def has_bases(self) -> bool:
-        """Whether there is anything to protect."""
+        """Whether the subspace has any bases."""
         return self.subspace is not None and not self.subspace.is_empty
 
     @property
@@ -240,7 +238,7 @@ class ProtectedLayer:
 
     @property
     def groups(self) -> int:
-        """Number of independent matrices, each with bases of its own."""
+        """Number of independent matrices, each with its own bases."""
         return self.block.groups
 
     @property
@@ -249,50 +247,51 @@ class ProtectedLayer:
         return self.block.count_inputs(self.weight.tensor) + (self.bias is not None)
 
     def get_bases(self) -> Bases:
-        """Return the subspace in the precision that steps compute in, on the weight's device."""
+        """Return the subspace in the precision of a step, on the weight's device."""
         assert self.subspace is not None
         weight = self.weight.tensor
         return self.subspace.to(weight.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
 
     def get_projector(self) -> tuple[Block, Projector]:
-        """Return the block and the subspace, cut to what this process holds of the parameters."""
+        """Return the block and the subspace, restricted to the shards of this process."""
         weight, bias = self.weight.tensor, None if self.bias is None else self.bias.tensor
         rows, bias_rows = find_local_rows(weight), None if bias is None else find_local_rows(bias)
-        key = (self.subspace, weight.device, weight.dtype, rows, bias_rows)
-        if self._projector is not None and _is_same_key(self._projector[0], key):
-            return self._projector[1]
+        key = (weight.device, weight.dtype, rows, bias_rows)
+        cached = self._projector
+        if cached is not None and cached[0] is self.subspace and cached[1] == key:
+            return cached[2]
         bases = self.get_bases()
         projector: tuple[Block, Projector] = (self.block, bases)
         if rows is not None:
             shape = None if bias is None else bias.shape
             projector = cut_to_shard(self.block, bases, weight.shape, rows, shape, bias_rows)
         assert self.subspace is not None
-        # Bases that are stored in fewer bits are expanded at each use: a copy to keep would undo the saving.
-        self._projector = None if self.subspace.is_compressed else (key, projector)
+        # Bases that are stored in fewer bits are expanded at each use: a cached copy would undo the saving.
+        self._projector = None if self.subspace.is_compressed else (self.subspace, key, projector)
         return projector
 
     def subtract_projection_(self, source: WeightAndBias, target: WeightAndBias) -> None:
-        """Subtract in place what the subspace blocks of the source from the target (Eq. 3).
+        """Subtract the part of the source that the subspace blocks from the target, in place (Eq. 3).
 
         Args:
-            source: Tensors in the shapes of what this process holds of weight and bias.
-            target: Tensors of the same shapes; the source itself projects a gradient.
+            source: Tensors in the shapes of the local weight and bias.
+            target: Tensors of the same shapes; to project a gradient, the source itself.
         """
         block, projector = self.get_projector()
         _subtract(block, projector, source, target)
 
     def project_(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Remove in place what the subspace blocks of a gradient or another change (Eq. 3)."""
+        """Project a gradient or another change in place (Eq. 3)."""
         change = (weight, bias)
         self.subtract_projection_(change, change)
 
     def project_whole_(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """Do what :meth:`project_` does to a whole change, though this process may hold only a shard of the weight."""
+        """Project a change of the whole weight in place, also if this process has only a shard of the weight."""
         change = (weight, bias)
         _subtract(self.block, self.get_bases(), change, change)
 
     def compute_blocked_share(self, weight: Tensor, bias: Tensor | None = None) -> float:
-        """Return the share of a change that lies along bases of importance 1."""
+        """Return the share of a change along bases of importance 1."""
         block, projector = self.get_projector()
         return projector.compute_blocked_share(*_view_block(block, (weight, bias), projector.importance.dtype))
 
@@ -310,7 +309,7 @@ def place_subspaces(layers: Iterable[ProtectedLayer]) -> None:
 
 
 def _move_bases(subspace: Bases, device: torch.device) -> Bases:
-    """Return bases on another device. Counts stay on the CPU, so that reading them does not synchronize."""
+    """Return bases on another device. Ranks and sizes stay on the CPU, so that reading them does not synchronize."""
     state = {
         name: tensor if name in ("rank", "size") else tensor.to(device)
         for name, tensor in subspace.state_dict().items()
@@ -335,23 +334,18 @@ def _subtract(block: Block, projector: Projector, source: WeightAndBias, target:
 
 
 def _view_block(block: Block, tensors: WeightAndBias, dtype: torch.dtype) -> WeightAndBias:
-    """Return the block of a weight [groups, out, inputs] and of its bias [groups, out] in a type."""
+    """Return the blocks of a weight, [groups, out, inputs], and of its bias, [groups, out], in a type."""
     weight, bias = tensors
     return block.view_matrix(weight).to(dtype), None if bias is None else block.view_bias(bias).to(dtype)
 
 
 def _shares_memory(view: Tensor, tensor: Tensor) -> bool:
-    """Return whether a tensor that was made of another one is a view of it."""
+    """Return whether a tensor that was derived from another one is a view of it."""
     return (view._base if view._is_view() else view) is (tensor._base if tensor._is_view() else tensor)
 
 
-def _is_same_key(known: tuple[object, ...], key: tuple[object, ...]) -> bool:
-    """Compare keys of which the first item counts by identity."""
-    return known[0] is key[0] and known[1:] == key[1:]
-
-
 def _sum_bits(parameter: Tensor, dtype: torch.dtype) -> int:
-    """Sum the bits of a tensor as integers weighted by position: exact in any order and on any shards."""
+    """Return the sum of a tensor's bits as integers, weighted by position: exact in any order and on any shards."""
     tensor, rows = get_local(parameter).to(dtype), find_local_rows(parameter)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     total = 0
@@ -365,5 +359,5 @@ def _sum_bits(parameter: Tensor, dtype: torch.dtype) -> int:
 
 
 def _wrap_to_64_bits(number: int) -> int:
-    """Return a number as 64 bits hold it, so that a sum does not depend on where a tensor was cut."""
+    """Return a number modulo 2^64 as a signed integer, so that a sum does not depend on how a tensor is sharded."""
     return (number + 2**63) % 2**64 - 2**63

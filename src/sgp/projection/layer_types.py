@@ -7,8 +7,8 @@ A new layer type is one class with the decorator :func:`register_layer`::
         def find_blocks(self, module):
             return [Block(weight="kernel", bias="offset", input_dim=0)]
 
-Types are looked up along ``type(module).__mro__``, so a subclass is served by its parent's entry unless it has a
-``forward`` of its own. A type of a library that need not be installed is registered by its qualified name.
+Types are looked up along ``type(module).__mro__``, so the layer type of a module also applies to its subclasses, unless
+they override ``forward``. A type of a library that may not be installed is registered by its qualified name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Block:
-    """A slice of a module's parameter that meets one input: the unit that a subspace guards.
+    """A slice of a module's parameter that multiplies one input: the unit that a subspace protects.
 
     Attributes:
-        weight: name of the parameter inside its module.
-        bias: name of the bias that is added to this block's output, if there is one.
-        input: which of the module's inputs the block multiplies; a key of what :meth:`LayerType.find_inputs` returns.
-        rows: first row of the slice along dimension 0 and one past its last, for parameters that pack several
+        weight: Name of the parameter inside its module.
+        bias: Name of the bias that is added to this block's output; None if there is none.
+        input: Input of the module that the block multiplies; a key of what :meth:`LayerType.find_inputs` returns.
+        rows: First row of the slice along dimension 0 and one past its last, for parameters that pack several
             matrices.
-        bias_rows: the same for the bias; None if it is cut as the weight is.
-        groups: into how many independent matrices dimension 0 is divided.
-        input_dim: the parameter's dimension that meets the input: 1 as in ``nn.Linear``, or 0.
+        bias_rows: Rows of the bias; None if they are those of the weight.
+        groups: Number of independent matrices into which dimension 0 is divided.
+        input_dim: Dimension of the parameter that the input is contracted with: 1 as in ``nn.Linear``, or 0.
     """
 
     weight: str
@@ -50,22 +50,26 @@ class Block:
             raise ValueError(f"block of {self.weight!r}: with input_dim=0 it must be the whole parameter, in one group")
 
     def count_inputs(self, weight: Tensor) -> int:
-        """How many inputs each matrix of the block has."""
+        """Return the input dimension of each matrix of the block."""
         return weight.shape[0] if self.input_dim == 0 else weight.shape[1:].numel()
 
     def view_matrix(self, weight: Tensor) -> Tensor:
-        """The block of a weight, or of its like, as matrices [groups, out, inputs]: a view where possible."""
+        """Return the block of a weight, or of a tensor of its shape, as matrices: a view where possible.
+
+        Returns:
+            Tensor of shape [groups, out, inputs].
+        """
         if self.input_dim == 0:
             return weight.flatten(1).mT.unsqueeze(0)
         part = weight[slice(*self.rows)]
         return part.reshape(self.groups, part.shape[0] // self.groups, self.count_inputs(weight))
 
     def view_bias(self, bias: Tensor) -> Tensor:
-        """The block of its bias: [groups, out]."""
+        """Return the block of a bias as vectors [groups, out]."""
         return bias[slice(*(self.bias_rows or self.rows))].reshape(self.groups, -1)
 
     def write_matrix(self, weight: Tensor, matrix: Tensor) -> None:
-        """Put matrices [groups, out, inputs] back where :meth:`view_matrix` took them from."""
+        """Write matrices [groups, out, inputs] to the place that :meth:`view_matrix` reads."""
         if self.input_dim == 0:
             weight.copy_(matrix.squeeze(0).mT.reshape(weight.shape))
         else:
@@ -73,11 +77,14 @@ class Block:
             part.copy_(matrix.reshape(part.shape))
 
     def write_bias(self, bias: Tensor, vector: Tensor) -> None:
-        """Put a vector [groups, out] back where :meth:`view_bias` took it from."""
+        """Write vectors [groups, out] to the place that :meth:`view_bias` reads."""
         bias[slice(*(self.bias_rows or self.rows))].copy_(vector.flatten())
 
     def embed_matrix(self, matrix: Tensor, like: Tensor) -> Tensor:
-        """A tensor like the parameter with these matrices in the block's place and 0 elsewhere; gradients flow."""
+        """Return a tensor like the parameter that has these matrices as its block and zeros elsewhere.
+
+        Gradients flow through it.
+        """
         if self.input_dim == 1 and self.rows == (0, None):
             return matrix.reshape(like.shape)
         whole = torch.zeros_like(like)
@@ -85,62 +92,80 @@ class Block:
         return whole
 
     def embed_bias(self, vector: Tensor, like: Tensor) -> Tensor:
-        """The same for the bias. vector: [groups, out]"""
+        """Return a tensor like the bias that has these vectors [groups, out] as its block and zeros elsewhere."""
         whole = torch.zeros_like(like)
         self.write_bias(whole, vector)
         return whole
 
 
 class LayerType:
-    """What must be known of a layer type: its blocks, its inputs, and how an input unfolds into rows.
+    """Base class of layer types: the blocks of a layer, its inputs, and how an input unfolds into rows.
 
-    All but :meth:`find_blocks` have defaults that suit every layer that multiplies the last dimension of its first
+    The defaults of all methods but :meth:`find_blocks` suit layers that multiply the last dimension of their first
     argument.
+
+    Attributes:
+        is_linear: Whether the layer computes x W^T by ``torch.nn.functional.linear`` and nothing else, which the input
+            mode needs.
+        is_lookup: Whether the layer looks its input up: an index stands for a one-hot row, and :meth:`unfold_rows`
+            returns the indices.
     """
 
-    # Whether the layer computes x W^T by torch.nn.functional.linear and nothing else, which the input side
-    # needs.
     is_linear = False
-    # Whether the layer looks its input up: an index stands for a one-hot row, and ``rows`` gives the indices.
     is_lookup = False
 
     def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         """Return the blocks of a module's parameters.
 
         Raises:
+            NotImplementedError: The subclass does not define this method.
             TypeError: The module cannot be protected as it is configured. The memory adds its name to the message.
         """
         raise NotImplementedError
 
     def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
-        """The inputs of one call by name, each with the samples along dimension 0."""
+        """Return the inputs of one call by name, each with the samples along dimension 0."""
         input = args[0] if args else kwargs["input"]
-        return {"input": input.unsqueeze(0) if input.dim() == 1 else input}
+        dimensions_of_one_sample = 0 if self.is_lookup else 1
+        return {"input": input.unsqueeze(0) if input.dim() == dimensions_of_one_sample else input}
 
     def find_mask(self, module: nn.Module, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return which positions the inputs of one call have, [samples, positions], or None if they have all.
+        """Return the positions that the samples of one call have, as a mask, or None if they have all.
 
-        For layers whose arguments tell how long each sample is, such as lengths or a packed sequence. The mask applies
-        to every input whose first two dimensions it has, and counts together with the mask of the batch.
+        For layers whose arguments contain the length of each sample, such as a packed sequence. The mask applies to
+        every input whose first two dimensions it has, in addition to the mask of the batch.
+
+        Returns:
+            Mask of shape [samples, positions], or None.
         """
         return None
 
     def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
-        """An input as the rows that the weight multiplies: [groups, n, inputs]."""
+        """Return an input as the rows that the weight multiplies, [groups, n, inputs]."""
         return input.reshape(1, -1, input.shape[-1])
 
     def get_sharing_key(self, module: nn.Module) -> Hashable:
-        """What decides the rows of a tensor: modules that read the same one and agree in this see the same rows."""
+        """Return a key of how the module unfolds a tensor.
+
+        Modules that read the same tensor and have equal keys see the same rows.
+        """
         return "last dimension"
 
     def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
-        """The positions of an input that a mask [samples, positions] admits; all if it has no such positions."""
+        """Return the positions of an input that a mask [samples, positions] admits; all if it has no such positions."""
         is_sequence = input.dim() > 2 and input.shape[:2] == mask.shape
         return input[mask] if is_sequence else input
 
     def is_sequence_first(self, input: Tensor, mask: Tensor) -> bool:
-        """Whether an input has its positions along dimension 0 and its samples along dimension 1, by a mask [samples,
-        positions]; False where there are as many of both."""
+        """Return whether an input has positions along dimension 0 and samples along dimension 1.
+
+        Args:
+            input: Input of the layer.
+            mask: Mask of the batch. [samples, positions]
+
+        Returns:
+            What the shapes show; False where there are as many samples as positions.
+        """
         return input.dim() > 2 and input.shape[:2] == mask.shape[::-1] != mask.shape
 
 
@@ -149,10 +174,13 @@ _LAYER_TYPES: dict[type[nn.Module] | str, LayerType] = {}
 
 
 def register_layer(*modules: type[nn.Module] | str) -> Callable[[T], T]:
-    """Class decorator: serve these module types and their subclasses by the decorated :class:`LayerType`.
+    """Register the decorated :class:`LayerType` for module types and their subclasses.
 
     Args:
-        modules: the types, or their qualified names (``"package.module.Type"``), which import nothing.
+        modules: Module types, or their qualified names (``"package.module.Type"``), which import nothing.
+
+    Returns:
+        A class decorator.
     """
 
     def register(layer_type: T) -> T:
@@ -164,10 +192,10 @@ def register_layer(*modules: type[nn.Module] | str) -> Callable[[T], T]:
 
 
 def get_layer_type(module: nn.Module) -> LayerType | None:
-    """The entry that serves a module, or None.
+    """Return the layer type of a module, or None if it is unknown.
 
-    A subclass with a forward of its own may do anything to its input or its weight before they meet, so it is
-    not served by its parent's entry: it can be registered itself.
+    A subclass that overrides ``forward`` may change its input or its weight before they are multiplied, so the layer
+    type of its parent does not apply: it can be registered itself.
     """
     for cls in type(module).__mro__:
         if not issubclass(cls, nn.Module):
@@ -190,7 +218,7 @@ class LinearType(LayerType):
 
 @register_layer("transformers.pytorch_utils.Conv1D")
 class TransposedLinearType(LayerType):
-    """GPT-2's linear layer, which calls itself a convolution: its weight is [inputs, outputs]."""
+    """GPT-2's linear layer, which is named a convolution: its weight is [inputs, outputs]."""
 
     def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         return [Block("weight", "bias", input_dim=0)]
@@ -201,21 +229,17 @@ class TransposedLinearType(LayerType):
 
 @register_layer(nn.Embedding)
 class EmbeddingType(LayerType):
-    """``nn.Embedding``: a linear layer without bias on one-hot rows, of which only the index is ever there."""
+    """``nn.Embedding``: a linear layer without bias on one-hot rows, which are given by their indices."""
 
     is_lookup = True
 
     def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         assert isinstance(module, nn.Embedding)
-        # With max_norm the forward pass writes to the weight itself, which no step hook sees.
+        # With max_norm the forward pass writes to the weight, which no hook of a step sees.
         return [Block("weight", input_dim=0)] if module.max_norm is None else []
 
-    def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
-        input = args[0] if args else kwargs["input"]
-        return {"input": input.unsqueeze(0) if input.dim() == 0 else input}
-
     def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
-        """The indices: [n]."""
+        """Return the indices [n]."""
         return input.flatten()
 
     def get_sharing_key(self, module: nn.Module) -> Hashable:
@@ -231,7 +255,7 @@ class EmbeddingType(LayerType):
 
 @register_layer(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConvType(LayerType):
-    """Convolutions: the rows are the patches under the kernel, one block per group."""
+    """Convolutions: the rows are the patches under the kernel; each group has its own."""
 
     def find_blocks(self, module: nn.Module) -> Sequence[Block]:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
@@ -246,8 +270,8 @@ class ConvType(LayerType):
     def unfold_rows(self, module: nn.Module, input: Tensor) -> Tensor:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         spatial = len(module.kernel_size)
-        # PyTorch's own resolution of numbers, "same" and "valid" into pads of every side, which is fixed when
-        # the layer is made; with zeros it reads ``padding`` at every call, and people do change that.
+        # PyTorch resolves numbers, "same" and "valid" into the padding of every side when the layer is created; with
+        # zeros it reads ``padding`` at every call, and users do change it.
         pads = module._reversed_padding_repeated_twice
         if module.padding_mode == "zeros" and not isinstance(module.padding, str):
             pads = [pad for pad in reversed(module.padding) for _ in range(2)]
@@ -273,7 +297,7 @@ class ConvType(LayerType):
         return module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
     def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
-        # Dimension 1 is the channels, and a patch has no single position.
+        # Dimension 1 has the channels, and a patch covers several positions.
         return input
 
     def is_sequence_first(self, input: Tensor, mask: Tensor) -> bool:
@@ -303,7 +327,7 @@ class MultiheadAttentionType(LayerType):
     def find_inputs(self, module: nn.Module, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
         assert isinstance(module, nn.MultiheadAttention)
         named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        attended = self._attended(module, *args, **kwargs)
+        attended = self._compute_attended(module, *args, **kwargs)
         tensors = {name: named[name] for name in ("query", "key", "value")} | {"attended": attended}
         if attended.dim() == 2:  # one sequence without a batch dimension
             views = {id(tensor): tensor.unsqueeze(0) for tensor in tensors.values()}
@@ -311,13 +335,13 @@ class MultiheadAttentionType(LayerType):
             return tensors
         else:
             views = {id(tensor): tensor.transpose(0, 1) for tensor in tensors.values()}
-        # One view per tensor, so that what was the same tensor before still is.
+        # One view for each tensor, so that inputs that were the same tensor still are.
         return {name: views[id(tensor)] for name, tensor in tensors.items()}
 
-    def _attended(self, module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
-        """What the output projection multiplies: an identity in its place shows that.
+    def _compute_attended(self, module: nn.MultiheadAttention, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the input of the output projection, by running the module with an identity in its place.
 
-        Hooks are left out: those that gather a sharded module's weights would scatter them again behind this call.
+        Hooks do not run: those that gather a sharded module's weights would reshard them after this call.
         """
         own = module.out_proj._parameters
         kept = dict(own)

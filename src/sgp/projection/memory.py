@@ -1,10 +1,11 @@
-"""GradientMemory: the subspaces of a whole model, and everything that a user does with them."""
+"""``GradientMemory``: the user's interface to the subspaces of a model."""
 
 from __future__ import annotations
 
 import copy
 import math
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,16 +34,19 @@ from sgp.projection.plan import Plan, plan_update
 from sgp.projection.precision import full_precision
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.scan import UNKNOWN_TYPE, BiasRule, RestRule, Scan, ScanRules
-from sgp.projection.sharded import as_dtensor, gather_whole, get_local, has_same_layout
+from sgp.projection.sharded import distribute_like, gather_whole
 from sgp.projection.subspace import STORES, Bases, Choice, Numerics, Store
 from sgp.projection.tokens import load_bases
 from sgp.projection.update import (
     DEFAULT_BUDGET,
+    GRAM_CHOICES,
+    GramChoice,
     Threshold,
     UpdatePlan,
     check_not_single_batch,
     check_passes,
     check_threshold,
+    choose_path,
     collect_subspaces,
     find_limits,
     find_threshold,
@@ -51,6 +55,7 @@ from sgp.projection.update import (
     resize_subspaces,
     scan_layers,
 )
+from sgp.projection.update_report import UpdateReport
 
 Preset = Literal["paper", "reference"]
 
@@ -58,19 +63,19 @@ PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
     "paper": (Numerics(), "protect"),
     "reference": (Numerics(first_rank="one-less", truncation="after", orthogonalise=False), "freeze"),
 }
-# A layer whose mean importance exceeds this can hardly learn any more.
+# Mean importance above which a layer can hardly learn any more.
 NEARLY_FULL = 0.95
-# What a state dict of a memory holds.
+# Keys of a memory's state dict.
 STATE = ("settings", "tasks", "subspaces", "statistics", "fingerprints", "trained", "proved")
-# Stands in a file for a threshold that is a function, which a file cannot hold.
+# Value in a file for a threshold that is a function, which cannot be saved.
 FUNCTION = "function"
 
 
 class GradientMemory:
     """Learn the next task without losing the last one: scaled gradient projection (Saha & Roy, AAAI 2023).
 
-    After each task :meth:`update` finds the directions that the inputs of each layer span, and how important each
-    direction is. Attached to an optimizer, the memory scales every later step along them by one minus that
+    After each task :meth:`update` finds the directions that the inputs of each layer span, and the importance of each
+    direction. Attached to an optimizer, the memory scales every later step along these directions by one minus the
     importance::
 
         memory = sgp.GradientMemory(model, threshold=0.97, alpha=10, exclude=["heads.*"])
@@ -79,28 +84,37 @@ class GradientMemory:
             train(model, optimizer, task)
             memory.update(task.loader)
 
-    The model is not wrapped or changed in any way, and no data are kept.
+    The model is not wrapped or changed in any way, and no data are stored.
 
     Args:
         model: Any module. Linear layers (GPT-2's ``Conv1D`` too), convolutions, embeddings, recurrent layers,
             ``nn.MultiheadAttention`` and every type given to :func:`sgp.register_layer` are protected.
         threshold: epsilon_th, the share of each layer's input energy that the bases must capture, in (0, 1]; or a
             function of the task's index (from 0) that returns it; or a dict of either by pattern on layer names, of
-            which the first that matches counts. The number of samples of an update matters as much as this, so there
-            is no default.
-        alpha: Scale coefficient of Eq. 2, at least 0. Larger protects more; ``math.inf`` is GPM exactly.
-        exclude: Patterns (as in ``fnmatch``) on qualified module and parameter names that are left free, such as the
+            which the first matching one applies. The number of samples of an update matters as much as the threshold,
+            so there is no default.
+        alpha: Scale coefficient of Eq. 2, at least 0. A larger value protects more; ``math.inf`` is GPM exactly.
+        exclude: Patterns (as in ``fnmatch``) on qualified names of modules and parameters that stay free, such as the
             heads of single tasks.
-        bias: ``"protect"`` treats a bias as the weight of one more input that is always 1, ``"freeze"`` keeps it after
-            the first task. None is the preset's.
-        rest: What happens to all other parameters (norm layers, unknown layer types) and to norm statistics after the
-            first task: ``"freeze"`` or ``"free"``.
+        bias: ``"protect"`` treats a bias as the weight of an additional input that is always 1, ``"freeze"`` freezes it
+            after the first task. None takes the value of the preset.
+        rest: ``"freeze"`` or ``"free"``: what happens to all other parameters (norm layers, unknown layer types) and to
+            norm statistics after the first task.
         strict: Whether an unknown layer type is an error instead of a warning.
-        preset: ``"paper"`` follows the text, ``"reference"`` the published code where it differs.
-        numerics: Single choices of the preset, if wanted otherwise.
-        anchor: Whether to keep a copy of the model's weights at each update, for :meth:`check` to compare with.
+        preset: ``"paper"`` follows the text of the paper, ``"reference"`` the published code where it differs.
+        numerics: Numerical choices that replace those of the preset.
+        anchor: Whether to keep a copy of the model's weights at each update as the reference of :meth:`check`.
         store: Type in which bases are stored. ``"bfloat16"`` takes half the bytes of ``"float32"`` and ``"int8"`` a
             quarter; steps compute with the rounded bases, so a little of each step leaks (docs/limits.md has figures).
+        gram: Cheapest way in which an update may collect the inputs of a layer. ``"float64"`` is exact; ``"float32"``
+            keeps half of a float32 Gram matrix; ``"sketch"`` a low-rank sketch where few directions suffice, whose
+            certificate guarantees that the bases capture the threshold. ``"auto"`` takes float64 up to 512 dimensions,
+            float32 above, and a sketch from 2048 on. Grouped layers, embeddings, float64 weights, thresholds above
+            0.999, and methods that need whole spectra are always collected in float64.
+
+    Raises:
+        TypeError: An argument has the wrong type, or a layer cannot be protected as it is configured.
+        ValueError: An argument has an invalid value, or the model has no layer to protect.
     """
 
     def __init__(
@@ -117,6 +131,7 @@ class GradientMemory:
         numerics: Numerics | None = None,
         anchor: bool = True,
         store: Store = "float32",
+        gram: GramChoice = "auto",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -128,6 +143,7 @@ class GradientMemory:
         _check_choice("bias", bias, (None, "protect", "freeze"))
         _check_choice("rest", rest, ("freeze", "free"))
         _check_choice("store", store, STORES)
+        _check_choice("gram", gram, GRAM_CHOICES)
         for value in threshold.values() if isinstance(threshold, Mapping) else [threshold]:
             if not callable(value):
                 check_threshold(value, "threshold")
@@ -136,6 +152,7 @@ class GradientMemory:
         self.alpha = float(alpha)
         self.rules = ScanRules(tuple(exclude), bias or PRESETS[preset][1], rest, strict)
         self.store: Store = store
+        self.gram: GramChoice = gram
         self.numerics = numerics or PRESETS[preset][0]
         self._keeps_anchor = anchor
         self._anchor: Anchor | None = None
@@ -144,7 +161,7 @@ class GradientMemory:
         scan = scan_layers(model, self.rules)
         if isinstance(threshold, Mapping):
             check_patterns(model, threshold, "threshold", scan.layers)
-        for layer in scan.layers.values():  # better now than after a task has been trained
+        for layer in scan.layers.values():  # raises now and not after the first task has been trained
             find_threshold(threshold, layer, 0)
         self._protected = ProtectedModel(model, scan)
         _warn_of_unknown_types(model, scan)
@@ -154,16 +171,22 @@ class GradientMemory:
         """Return a memory with the settings and the contents of a file that :meth:`save` wrote.
 
         Args:
-            model: The model that the memory is of.
+            model: Model that the memory was saved for.
             path: Path of the file.
-            overrides: Settings that replace those of the file. A threshold that is a function cannot be stored, so it
-                must be given.
+            overrides: Settings that replace those of the file. A threshold that is a function cannot be saved, so it
+                must be passed.
+
+        Returns:
+            The memory.
+
+        Raises:
+            ValueError: The file is damaged or does not fit the model, or a threshold must be passed.
         """
         state = storage.read(path)
         _check_complete(state)
         settings = dict(state["settings"])
         if "threshold" not in overrides and FUNCTION in _list_thresholds(settings["threshold"]):
-            raise ValueError(f"the memory at {os.fspath(path)!r} has a function as its threshold: give threshold=")
+            raise ValueError(f"the memory at {os.fspath(path)!r} has a function as its threshold: pass threshold=")
         numerics = Numerics(**settings.pop("numerics"))
         memory = cls(model, **({"numerics": numerics} | settings | overrides))
         memory.load_state_dict({**state, "settings": memory._describe_settings()})
@@ -174,7 +197,7 @@ class GradientMemory:
         return f"GradientMemory(layers={len(self._protected.layers)}, tasks={self.tasks}, {settings})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle or a copy of the memory holds; hooks of optimizers stay with the original."""
+        """Return the state for a pickle or a copy of the memory, which is attached to no optimizer."""
         state = {name: value for name, value in vars(self).items() if name not in ("_protected", "_hooks")}
         return {"attributes": state, "model": self.model, "memory": self.state_dict()}
 
@@ -188,7 +211,7 @@ class GradientMemory:
 
     @property
     def model(self) -> nn.Module:
-        """The model that is protected."""
+        """The protected model."""
         return self._protected.model
 
     @property
@@ -198,7 +221,7 @@ class GradientMemory:
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Patterns on names of modules and parameters that are left free."""
+        """Patterns on names of modules and parameters that stay free."""
         return self.rules.exclude
 
     @property
@@ -214,33 +237,37 @@ class GradientMemory:
     @property
     def anchor(self) -> Anchor:
         """The weights as of the last update. A pending change of ``every`` steps is projected first."""
-        self._protected.check_not_temporary("weights would be compared that are undone at its end")
+        self._protected.check_not_temporary("the compared weights would be restored at its end")
         self._protected.flush()
         return self._get_anchor()
 
     def attach(self, optimizer: Optimizer, *, mode: Mode = "auto", every: int = 1) -> OptimizerHook:
         """Project every later step of an optimizer.
 
-        Any ``torch.optim.Optimizer`` will do; it is not wrapped. To attach again, or to attach a new optimizer for
-        each task, is fine, and costs nothing before the first update.
+        Any ``torch.optim.Optimizer`` is accepted; it is not wrapped. Attaching again, or attaching a new optimizer for
+        each task, is supported, and costs nothing before the first update.
 
         Args:
-            optimizer: Optimizer of parameters of the model; groups may be added later. Where a trainer has put a
-                wrapper around it (Accelerate, Lightning), the optimizer inside is taken. With ``fully_shard`` build it,
-                and attach it, after the model is sharded.
-            mode: ``"auto"`` takes the cheapest mode that is exact for this optimizer and this step; ``"step"`` always
+            optimizer: Optimizer of parameters of the model; groups may be added later. If a trainer has wrapped it
+                (Accelerate, Lightning), the inner optimizer is used. With ``fully_shard``, create and attach it after
+                the model is sharded.
+            mode: ``"auto"`` chooses the cheapest mode that is exact for this optimizer and this step; ``"step"`` always
                 projects the change that was applied; ``"gradient"`` projects the gradient, exact or not; ``"input"``
-                tries to project the inputs of every linear layer, also where that saves nothing, and refuses an
-                optimizer that it is not exact for. With gradient clipping the modes differ: ``"step"`` and
-                ``"gradient"`` clip the gradient before it is projected, ``"input"`` (which ``"auto"`` may take for
-                plain SGD) after.
-            every: Number of steps whose change is projected at once. The cost is divided by it, and what is guaranteed
-                holds at every such step; in between, ``hook.flush()`` projects now, and ``with hook.projected():``
-                evaluates the weights as they would be. An update and every state dict flush first; an average of
-                weights that is taken in between is not projected. 1 is the paper's algorithm.
+                tries to project the inputs of every linear layer, even if that saves nothing, and refuses optimizers
+                for which it is not exact. With gradient clipping the modes differ: in ``"step"`` and ``"gradient"`` the
+                gradient is clipped before it is projected, in ``"input"`` (which ``"auto"`` may choose for plain SGD)
+                after.
+            every: Number of steps whose change is projected at once. The cost is divided by this number, and the
+                guarantees hold at every such step; in between, ``hook.flush()`` projects immediately, and ``with
+                hook.projected():`` evaluates the projected weights. An update and every state dict flush first; an
+                average of weights between two projections is not projected. 1 is the paper's algorithm.
 
         Returns:
-            A hook that shows the modes taken and can be detached.
+            A hook that shows the modes of the layers and can be detached.
+
+        Raises:
+            TypeError: The optimizer is not a ``torch.optim.Optimizer``.
+            ValueError: The optimizer has no parameters of the model, or the mode or ``every`` is invalid.
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"attach takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -252,12 +279,12 @@ class GradientMemory:
             raise ValueError(f"mode={mode!r} acts on every single step; every={every} needs mode='auto' or 'step'")
         protected = self._protected
         protected.find_shards()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = [p for p in self.model.parameters() if id(p) in held]
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = [p for p in self.model.parameters() if id(p) in stepped]
         if not own:
             raise ValueError(
-                "the optimizer holds none of the model's parameters: it was built for another model, or "
-                "before this one's parameters were replaced (fully_shard replaces them: build the optimizer after it)"
+                "the optimizer holds none of the model's parameters: it was built for another model, or before the "
+                "parameters of this one were replaced (fully_shard replaces them: build the optimizer after it)"
             )
         if resize_subspaces(protected.layers.values()):
             protected.version += 1
@@ -280,44 +307,52 @@ class GradientMemory:
         budget: int = DEFAULT_BUDGET,
         allow_unattached: bool = False,
         distributed: bool = True,
-    ) -> None:
-        """Add the task that was just learned: bases and importances from the inputs of its layers.
+    ) -> UpdateReport:
+        """Add the task that was just learned: bases and importances from the inputs of the layers.
 
-        The model runs in eval mode without gradients and is left as it was: flags, norm statistics, random state. All
-        layers are computed before any is stored, so an update that fails changes nothing.
+        The model runs in eval mode without gradients; its flags, norm statistics and the random state do not change.
+        All layers are computed before any is stored, so an update that fails changes nothing.
 
-        Where torch.distributed has been set up, every process calls this with its own shard of the data, and all end
-        with the same memory, to the bit. A failure in one is raised in all. Where the model is sharded
-        (``fully_shard``), a process with fewer batches runs its last one again while the others go on, uncounted.
+        If torch.distributed has been set up, every process calls this with its own shard of the data, and all end with
+        the same memory, to the bit. A failure in one process is raised in all. If the model is sharded
+        (``fully_shard``), a process with fewer batches runs its last one again, without counting it, while the others
+        continue.
 
         Args:
             batches: DataLoader or any iterable of batches: a tensor, a tuple whose first item is the input, or a dict
                 that is passed as keywords. Tensors on the CPU are moved to the model's device.
-            samples: Number of inputs to use, of shuffled data; a dict of numbers by pattern on layer names gives each
-                layer its own. None uses all, in constant memory. Over several processes it is the number for all
-                together.
+            samples: Number of inputs to use, of shuffled data; or a dict of numbers by pattern on layer names. None
+                uses all, in constant memory. Over several processes it is the total number.
             forward: Function that runs one batch through the model, for batches of any other kind.
-            mask: Function that returns for a batch which positions of its sequences count, [samples, positions], or
-                None if all do. Without it, padding is what the ``attention_mask`` of a batch leaves out, if it has
-                one. An input whose first two dimensions are others is taken whole.
+            mask: Function that returns which positions of a batch's sequences count, [samples, positions], or None if
+                all do. Without it, the ``attention_mask`` of a batch is used if it has one. It does not apply to inputs
+                with other first two dimensions.
             budget: Bytes for the Gram matrices of one pass over the data. Layers that do not fit together take more
-                passes; those that share bases count once and stay together.
-            allow_unattached: Whether to go on though weights were changed by an optimizer that is not attached.
+                passes; layers that share bases count once and stay together.
+            allow_unattached: Whether to continue although weights were changed by an optimizer that is not attached.
             distributed: Whether other processes take part.
+
+        Returns:
+            A report of the bases of each layer, the energy that they capture, and the cost. It prints itself.
+
+        Raises:
+            ValueError: The model is sharded and ``distributed`` is False; or an argument or a batch is invalid.
         """
         processes = ProcessGroup(distributed)
         protected = self._protected
         processes.run_together(protected.find_shards)
         if protected.is_sharded and not distributed:
-            raise ValueError("the model is sharded, so that no process can run it alone: leave distributed=False out")
+            raise ValueError("the model is sharded, so no process can run it alone: leave out distributed=False")
         protected.flush()
         plan = processes.run_together(partial(self._plan_update, batches, samples, budget))
         if not allow_unattached:
             processes.run_together(self._check_attached)
+        start = time.perf_counter()
         with full_precision(protected.device):
-            subspaces = collect_subspaces(
+            subspaces, updates = collect_subspaces(
                 plan, processes, protected, batches, forward=forward, mask=mask, grow=self.grow_bases, store=self.store
             )
+        seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
         _warn_of_full(subspaces)
         tensors = copy_tensors(self.model) if self._keeps_anchor else None
@@ -325,19 +360,23 @@ class GradientMemory:
             plan.scan.layers[name].subspace = subspace
         protected.replace(protected.tasks + 1, plan.scan)
         protected.fingerprint()
-        self._anchor = None if tensors is None else Anchor(tensors, self._find_held_names())
+        self._anchor = None if tensors is None else Anchor(tensors, self._find_protected_names())
         for hook in self._get_hooks():
             hook.refresh(has_grown=True)
+        return UpdateReport(updates, seconds)
 
     def grow_bases(self, bases: Bases, gram: InputGram, threshold: float, choose: Choice | None = None) -> Bases:
-        """Return the bases of a layer after a task. A method that chooses bases by another rule overrides this.
+        """Return the bases of a layer after a task. Subclasses that choose bases by another rule override this.
 
         Args:
-            bases: Bases before the task; empty at the first one.
+            bases: Bases before the task; empty for the first task.
             gram: Gram matrix of the layer's inputs.
             threshold: Threshold of the layer.
-            choose: Function that returns the number of directions to add, instead of the fewest that reach the
-                threshold.
+            choose: Function that returns the number of directions to add, instead of the smallest number that reaches
+                the threshold.
+
+        Returns:
+            The new bases.
         """
         return bases.grow(gram, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
 
@@ -354,57 +393,58 @@ class GradientMemory:
 
         Args:
             samples: As in :meth:`update`; each layer must have a number.
-            batch: A batch as :meth:`update` would take it. It shows how many rows each layer makes of a sample
-                (positions of a sequence, patches of an image), which layers share bases, and how long the model takes.
-                Without it one row a sample is counted and the model's own time is left out.
+            batch: Batch as for :meth:`update`. It shows how many rows a sample has in each layer (positions of a
+                sequence, patches of an image), which layers share bases, and how long a forward pass takes. Without it
+                one row per sample is counted, and forward passes are not.
             forward: As in :meth:`update`.
             mask: As in :meth:`update`.
             budget: As in :meth:`update`.
+
+        Returns:
+            The estimate, which prints itself as a table.
+
+        Raises:
+            ValueError: A layer has no number of samples.
         """
         scan = rescan(self._protected, self.rules)
         limits = {n: limit for n, limit in find_limits(self.model, samples, scan.layers).items() if limit is not None}
         for name in scan.layers:
             if name not in limits:
                 raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
-        passes = group_passes(scan.layers.values(), budget)
-        return plan_update(self.model, passes, limits, batch=batch, forward=forward, mask=mask)
+        thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
+        paths = {n: choose_path(self._gram, each, thresholds[n], can_repeat=True) for n, each in scan.layers.items()}
+        passes = group_passes(scan.layers.values(), budget, paths)
+        return plan_update(self.model, passes, limits, paths, batch=batch, forward=forward, mask=mask)
 
     @torch.no_grad()
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return a change of a layer's weight without what the memory blocks, for those who edit weights themselves.
+        """Return the projection of a change of a layer's weight, for users who edit weights themselves.
 
-        The change is projected as a step is, for every input that meets the weight: a weight that is tied between
-        embedding and output layer from both sides, ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and
-        value.
+        The change is projected as a step is, for every input of the weight: if the weight is tied between embedding and
+        output layer, from both sides; ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and value.
 
         Args:
-            change: Change of the layer's whole weight, in its shape. Of a sharded weight it may be a whole tensor, or a
-                DTensor that is laid out as the weight is.
-            layer: The layer's name in :meth:`summary`, or the module's name.
-            bias: Change of the layer's whole bias, where that is protected with the weight.
+            change: Change of the layer's whole weight: a tensor, or a DTensor, for which every process calls this.
+            layer: Name of the layer in :meth:`summary`, or name of the module.
+            bias: Change of the layer's whole bias, if it is protected with the weight.
 
         Returns:
-            The projected change; with ``bias`` both.
+            The projected change, in the layout of ``change``; with ``bias`` both.
         """
         members = self._find_layers_of_weight(layer)
-        weight = members[0].weight.tensor
-        held_bias = next((member.bias for member in members if member.bias is not None), None)
-        _check_change(layer, change, weight, bias, held_bias)
-        is_whole = as_dtensor(change) is None
-        result = change.to(weight.device, copy=True)
-        bias_result = None if bias is None else bias.to(weight.device, copy=True)
-        local, local_bias = get_local(result), None if bias_result is None else get_local(bias_result)
-        with full_precision(weight.device):
+        protected_bias = next((member.bias for member in members if member.bias is not None), None)
+        _check_change(layer, change, members[0].weight, bias, protected_bias)
+        device = members[0].weight.tensor.device
+        whole = gather_whole(change).to(device, copy=True)
+        whole_bias = None if bias is None else gather_whole(bias).to(device, copy=True)
+        with full_precision(device):
             for member in members:
                 if member.subspace is not None:
-                    own_bias = None if member.bias is None else local_bias
-                    if is_whole:
-                        member.project_whole_(local, own_bias)
-                    else:
-                        member.project_(local, own_bias)
-        if bias is None or bias_result is None:
-            return result.to(change.device)
-        return result.to(change.device), bias_result.to(bias.device)
+                    member.project_whole_(whole, None if member.bias is None else whole_bias)
+        result = distribute_like(whole.to(change.device), change)
+        if bias is None or whole_bias is None:
+            return result
+        return result, distribute_like(whole_bias.to(bias.device), bias)
 
     @contextmanager
     def edit_weights(self, *, exclude: Sequence[str] = ()) -> Iterator[None]:
@@ -435,34 +475,38 @@ class GradientMemory:
             return
         protected.fingerprint()
         if self._keeps_anchor:
-            self._anchor = Anchor(copy_tensors(self.model), self._find_held_names())
+            self._anchor = Anchor(copy_tensors(self.model), self._find_protected_names())
         for hook in self._get_hooks():
             hook.refresh(has_grown=False)
 
     def set_importances(self, importances: Mapping[str, Tensor]) -> None:
         """Replace the importances of bases, for methods that learn them.
 
-        Steps in the modes ``step`` and ``gradient`` follow at once; the input mode keeps those of the last update.
+        The modes ``step`` and ``gradient`` use them from the next step on; the input mode uses those of the last
+        update.
 
         Args:
             importances: Importances in [0, 1] of all bases of some layers, by layer. [groups, k]
+
+        Raises:
+            ValueError: Importances have another shape than those of their layer.
         """
         for name, importance in importances.items():
             layer = self._protected.layers[name]
             assert layer.subspace is not None
             if importance.shape != layer.subspace.importance.shape:
                 raise ValueError(
-                    f"layer {name!r} has importances of shape {tuple(layer.subspace.importance.shape)}, got "
+                    f"layer {name!r} needs importances of shape {tuple(layer.subspace.importance.shape)}, got "
                     f"{tuple(importance.shape)}"
                 )
             layer.subspace = layer.subspace.with_importance(importance.detach().clone())
 
     def capacity(self) -> Capacity:
-        """Return what is protected and how much room is left, as data."""
+        """Return which parameters are protected and how much free capacity is left, as data."""
         return measure_capacity(self._protected)
 
     def summary(self) -> Summary:
-        """Return a table of what is protected, and of every parameter that is not with the reason. It prints itself."""
+        """Return a table of the protected layers and of all other parameters with the reasons. It prints itself."""
         return Summary(self.capacity(), self.tasks)
 
     def check(
@@ -473,15 +517,21 @@ class GradientMemory:
         mask: Callable[[Any], Tensor | None] | None = None,
         reference: Mapping[str, Tensor] | None = None,
     ) -> Check:
-        """Measure how training since the last update has changed what the model does with a batch.
+        """Measure how training since the last update has changed the outputs of the model for a batch.
 
-        Where the model is sharded every process calls this, each with a batch of its own.
+        If the model is sharded, every process calls this, each with its own batch.
 
         Args:
-            batch: Any batch that :meth:`update` would take.
+            batch: Batch as for :meth:`update`.
             forward: As in :meth:`update`.
             mask: As in :meth:`update`. The outputs of the model are compared at all positions.
             reference: A ``state_dict`` of the model to compare with, instead of the weights as of the last update.
+
+        Returns:
+            Leak and drift of the model and of each layer, which print themselves as a table.
+
+        Raises:
+            RuntimeError: There was no update, or the weights as of the last update are not available.
         """
         if self.tasks == 0:
             raise RuntimeError("there is nothing to check before the first update")
@@ -491,7 +541,7 @@ class GradientMemory:
             return measure_changes(self._protected, batch, reference, forward, mask)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the memory knows, as tensors and plain values."""
+        """Return the state of the memory as tensors and plain values."""
         protected = self._protected
         shared: dict[int, dict[str, Any]] = {}
         for name, subspace in protected.subspaces.items():
@@ -510,14 +560,13 @@ class GradientMemory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a :meth:`state_dict`.
+        """Load a :meth:`state_dict`.
 
-        Raises:
-            ValueError: The state has other settings than this memory, or does not fit the model; the message names
-                them. Nothing has changed then.
+        A state that has other settings than this memory, or does not fit the model, is a ``ValueError`` that names the
+        difference; nothing has changed then.
         """
         protected = self._protected
-        protected.check_not_temporary("another memory would project what was stepped with this one")
+        protected.check_not_temporary("load_state_dict() would project the pending change with other bases")
         _check_complete(state)
         self._check_settings(state["settings"])
         protected.find_shards()
@@ -526,7 +575,7 @@ class GradientMemory:
         if missing and len(missing) < len(scan.layers):
             warn_caller(f"the saved memory has no bases for {', '.join(missing)}")
         protected.norm_statistics.load_state_dict(copy.deepcopy(state["statistics"]), self.model)
-        protected.flush()  # with the bases that the steps were taken with
+        protected.flush()  # with the old bases, with which the steps were taken
         protected.replace(int(state["tasks"]), scan)
         for name, parameter in scan.parameters.items():
             parameter.fingerprint = state["fingerprints"].get(name)
@@ -535,40 +584,50 @@ class GradientMemory:
             layer.is_input_proven = state["proved"].get(name)
         is_same = self.tasks > 0 and not any(parameter.has_changed() for parameter in scan.parameters.values())
         has_anchor = self._keeps_anchor and is_same
-        self._anchor = Anchor(copy_tensors(self.model), self._find_held_names()) if has_anchor else None
+        self._anchor = Anchor(copy_tensors(self.model), self._find_protected_names()) if has_anchor else None
         for hook in self._get_hooks():
             hook.refresh(has_grown=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the memory to a safetensors file, whole or not at all."""
+        """Write the memory to a safetensors file. A write that fails leaves an existing file unchanged."""
         storage.write(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Read a file that :meth:`save` wrote. Nothing in the file is executed; a damaged one changes nothing."""
+        """Load a file that :meth:`save` wrote. Nothing in it is executed, and a damaged file changes nothing."""
         self.load_state_dict(storage.read(path))
 
     def _get_hooks(self) -> list[OptimizerHook]:
-        """Return the attached hooks, oldest first, and forget the others."""
+        """Return the attached hooks, oldest first, and drop the others."""
         hooks = [hook for hook in (reference() for reference in self._hooks) if hook is not None and hook.is_attached]
         self._hooks = [weakref.ref(hook) for hook in hooks]
         return hooks
 
     def _plan_update(self, batches: Iterable[Any], samples: int | Mapping[str, int] | None, budget: int) -> UpdatePlan:
-        """Prepare an update, and refuse everything that can be wrong before any data are read."""
+        """Return the plan of an update. All invalid arguments raise here, before any data are read."""
         check_not_single_batch(batches)
         protected = self._protected
-        protected.check_not_temporary("an update would be of weights that are undone at its end")
+        protected.check_not_temporary("an update would see weights that are restored at its end")
         protected.norm_statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
         scan = rescan(protected, self.rules)
         thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
         limits = find_limits(self.model, samples, scan.layers)
-        passes = group_passes(scan.layers.values(), budget)
+        can_repeat = not isinstance(batches, Iterator)
+        paths = {
+            n: choose_path(self._gram, each, thresholds[n], can_repeat=can_repeat) for n, each in scan.layers.items()
+        }
+        passes = group_passes(scan.layers.values(), budget, paths)
         check_passes(passes, batches, budget)
-        return UpdatePlan(scan, thresholds, limits, passes)
+        return UpdatePlan(scan, thresholds, limits, paths, passes)
+
+    @property
+    def _gram(self) -> GramChoice:
+        """The setting ``gram``, or float64 where another rule of growth may look at whole spectra."""
+        needs_spectra = type(self).grow_bases is not GradientMemory.grow_bases or not self.numerics.orthogonalise
+        return "float64" if needs_spectra else self.gram
 
     def _check_attached(self) -> None:
-        """Refuse an update after a training that nobody projected: it would promise what is lost already."""
+        # After training without projection an update could not keep the promise of protection.
         for parameter in self._protected.scan.parameters.values():
             if not parameter.is_stepped and parameter.has_changed() and not self._has_only_grown(parameter):
                 raise RuntimeError(
@@ -578,21 +637,25 @@ class GradientMemory:
                 )
 
     def _has_only_grown(self, parameter: ProtectedParameter) -> bool:
-        """Return whether a parameter has more rows than at the last update, and the earlier ones are unchanged."""
+        """Return whether a parameter has gained rows since the last update, and has not changed otherwise."""
         now = parameter.tensor
         then = None if self._anchor is None else self._anchor.get(parameter.name)
         if then is None or not has_grown(then, now):
             return False
         return torch.equal(gather_whole(then).to(now.device), gather_whole(now)[: len(then)])
 
-    def _find_held_names(self) -> frozenset[str]:
-        """Return the names of all protected parameters, and of the frozen ones but for those that are not trained."""
+    def _find_protected_names(self) -> frozenset[str]:
+        """Return the names of all protected parameters and of the frozen parameters that are trained."""
         scan = self._protected.scan
         protected = {parameter.name for layer in scan.layers.values() for parameter in layer.parameters}
         return frozenset(protected | {name for name in scan.frozen if scan.parameters[name].tensor.requires_grad})
 
     def _find_layers_of_weight(self, layer: str) -> list[ProtectedLayer]:
-        """Return all layers of the weight of a layer, which is named as such or as its module."""
+        """Return all layers of a weight, by the name of one of its layers or modules.
+
+        Raises:
+            ValueError: The name has no protected weight, or several.
+        """
         layers = self._protected.layers
         named = [layers[layer]] if layer in layers else []
         if not named:
@@ -600,26 +663,26 @@ class GradientMemory:
             named = [each for each in layers.values() if layer in owners[each.weight.name]]
         if not named:
             near = get_close_matches(layer, layers, n=3, cutoff=0.0)
-            raise ValueError(f"no layer {layer!r} is protected; there is {', '.join(near)}")
+            raise ValueError(f"no layer {layer!r} is protected; the nearest names are {', '.join(near)}")
         if any(each.weight is not named[0].weight for each in named):
             names = ", ".join(each.name for each in named)
-            raise ValueError(f"{layer!r} has several weights: give the change of one of {names}")
+            raise ValueError(f"{layer!r} has several weights: pass the name of one of {names}")
         members = [each for each in layers.values() if each.weight is named[0].weight]
         if len({each.bias for each in members if each.bias is not None}) > 1:
             names = ", ".join(each.name for each in members)
-            raise ValueError(f"layer {layer!r}: {names} are parts of one weight with biases of their own; take a step")
+            raise ValueError(f"layer {layer!r}: {names} share one weight but no bias, so only a step can be projected")
         return members
 
     def _get_anchor(self) -> Anchor:
         if self._anchor is None:
             raise RuntimeError(
                 "the weights as of the last update are not available (anchor=False, there was no update, or the memory "
-                "was loaded into a model that has trained on): pass reference=, a state_dict of the model"
+                "was loaded into a model with other weights): pass reference=, a state_dict of the model"
             )
         return self._anchor
 
     def _describe_settings(self) -> dict[str, Any]:
-        """Return the settings that decide what the memory computes, as plain values."""
+        """Return the settings that determine the results of the memory, as plain values."""
         threshold = self.threshold
         return {
             "threshold": {pattern: _describe_threshold(value) for pattern, value in threshold.items()}
@@ -631,6 +694,7 @@ class GradientMemory:
             "rest": self.rules.rest,
             "numerics": asdict(self.numerics),
             "store": self.store,
+            "gram": self.gram,
         }
 
     def _check_settings(self, saved: Mapping[str, Any]) -> None:
@@ -638,12 +702,16 @@ class GradientMemory:
         differing = [f"{n}={saved[n]!r} (here {own[n]!r})" for n in own if n in saved and saved[n] != own[n]]
         if differing:
             raise ValueError(
-                f"the saved memory has other settings: {', '.join(differing)}. Make the memory with these, or with "
+                f"the saved memory has other settings: {', '.join(differing)}: create the memory with these, or with "
                 "GradientMemory.from_file, whose keywords replace settings of the file"
             )
 
     def _scan_for(self, saved: Sequence[Mapping[str, Any]]) -> Scan:
-        """Sort the model's parameters for saved subspaces, and hand these over to their layers."""
+        """Return the sorted parameters of the model, whose layers have the saved subspaces.
+
+        Raises:
+            ValueError: The subspaces do not fit the model.
+        """
         found: dict[str, Bases] = {}
         for entry in saved:
             tensors = {name: value.clone() for name, value in entry.items() if isinstance(value, Tensor)}
@@ -662,15 +730,15 @@ class GradientMemory:
 
 
 def _unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model inside of compiled and data-parallel wrappers, which has the names, hooks and weights."""
+    """Return the model inside compiled and data-parallel wrappers, which has the names, hooks and weights."""
     inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
     return _unwrap_model(inside) if isinstance(inside, nn.Module) else model
 
 
 def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer inside a wrapper that only passes steps on and was never set up as an optimizer itself.
+    """Return the optimizer inside a wrapper that was not initialized as an optimizer and only forwards steps.
 
-    One that was (Lookahead, say) may change weights in its own step, and has hooks around it.
+    A wrapper that was initialized (such as Lookahead) may change weights in its own step, and runs hooks around it.
     """
     inside = getattr(optimizer, "optimizer", None)
     has_hooks = "_optimizer_step_pre_hooks" in vars(optimizer)
@@ -685,7 +753,7 @@ def _check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 def _check_complete(state: Mapping[str, Any]) -> None:
     missing = [key for key in STATE if key not in state]
     if missing:
-        raise ValueError(f"this is not the state of a memory, or one of another version: it lacks {', '.join(missing)}")
+        raise ValueError(f"this is not the state of a memory of this version: it lacks {', '.join(missing)}")
 
 
 def _describe_threshold(threshold: Threshold) -> float | str:
@@ -697,29 +765,21 @@ def _list_thresholds(threshold: Any) -> list[Any]:
 
 
 def _check_change(
-    layer: str, change: Tensor, weight: Tensor, bias: Tensor | None, held_bias: ProtectedParameter | None
+    layer: str, change: Tensor, weight: ProtectedParameter, bias: Tensor | None, own_bias: ProtectedParameter | None
 ) -> None:
-    """Raise if the change of a weight, or of its bias, does not fit."""
-    if bias is None and held_bias is not None:
+    if bias is None and own_bias is not None:
         raise ValueError(
-            f"layer {layer!r}: its bias {held_bias.name} changes with the weight: give bias=, zeros if it does "
-            "not change"
+            f"layer {layer!r}: its bias {own_bias.name} is protected with the weight: pass bias=, zeros if it does not "
+            "change"
         )
-    if bias is not None and held_bias is None:
-        raise ValueError(f"layer {layer!r}: its bias is not protected with the weight, so leave bias= out")
-    is_whole = as_dtensor(change) is None
-    own_bias = None if held_bias is None else held_bias.tensor
+    if bias is not None and own_bias is None:
+        raise ValueError(f"layer {layer!r}: its bias is not protected with the weight: leave out bias=")
     for name, given, own in (("change", change, weight), ("bias", bias, own_bias)):
-        if given is None or own is None:
-            continue
-        if given.shape != own.shape:
-            raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.shape)}")
-        if not has_same_layout(given, change if is_whole else own):
-            raise ValueError(f"{name}: give whole tensors, or DTensors that are laid out as those of layer {layer!r}")
+        if given is not None and own is not None and given.shape != own.tensor.shape:
+            raise ValueError(f"{name} has shape {tuple(given.shape)}, layer {layer!r} has {tuple(own.tensor.shape)}")
 
 
 def _check_fit(layer: ProtectedLayer, subspace: Bases) -> None:
-    """Raise if a subspace of a file does not fit a layer."""
     found = (subspace.groups, subspace.dimension)
     if not subspace.is_consistent:
         raise ValueError(f"layer {layer.name!r} of the saved memory is damaged: bases and importances differ in number")
@@ -732,7 +792,7 @@ def _check_fit(layer: ProtectedLayer, subspace: Bases) -> None:
 
 
 def _warn_of_unknown_types(model: nn.Module, scan: Scan) -> None:
-    """Warn once if parameters will be frozen since the type of their module is unknown."""
+    """Warn once if parameters will be frozen because the type of their module is unknown."""
     names = [name for name, reason in scan.frozen.items() if reason.startswith(UNKNOWN_TYPE)]
     if not names:
         return
@@ -741,24 +801,24 @@ def _warn_of_unknown_types(model: nn.Module, scan: Scan) -> None:
     share = sum(sizes[name] for name in names) / max(1, sum(sizes.values()))
     warn_caller(
         f"{', '.join(types)}: unknown layer type{'s' * (len(types) > 1)}, with {share:.1%} of all parameters, which "
-        "will be frozen after the first task. Register the type with sgp.register_layer, exclude it, or set rest='free'"
+        "will be frozen after the first task: register the type with sgp.register_layer, exclude it, or set rest='free'"
     )
 
 
 def _warn_of_unreached(names: Sequence[str]) -> None:
     if names:
         warn_caller(
-            f"no input reached {', '.join(names)} in this update, or the mask left nothing of it, so nothing of this "
-            "task is protected there; exclude what is not meant to be protected"
+            f"no input reached {', '.join(names)} in this update, or the mask excluded all of it, so this task is not "
+            "protected there: exclude layers that are not meant to be protected"
         )
 
 
 def _warn_of_full(subspaces: Mapping[str, Bases]) -> None:
-    """Warn once of all layers that have hardly any free capacity left."""
+    """Warn once about all layers that have hardly any free capacity left."""
     full = {name: 1 - space.free for name, space in subspaces.items() if 1 - space.free > NEARLY_FULL}
     if full:
         listed = ", ".join(f"{name!r} ({share:.1%})" for name, share in full.items())
         warn_caller(
-            f"nearly all of the capacity is blocked in {listed}, which can hardly learn any more: a lower threshold or "
-            "alpha, fewer samples or a wider layer leave more room"
+            f"nearly all of the capacity is blocked in {listed}, which can hardly learn any more: lower the threshold "
+            "or alpha, use fewer samples, or widen the layer"
         )

@@ -1,10 +1,10 @@
 """Projection modes: three equivalent ways to project a step.
 
-- ``step``: Keep the weights, let the optimizer step, project the difference. Exact for every optimizer, since nothing
-  needs to be known about it; with Adam this is the paper's Adam-GP (Algorithm 2).
-- ``gradient``: Project the gradient before the step. Exact where the step is linear in the gradients: SGD without
-  weight decay, with or without momentum.
-- ``input``: As ``gradient``, but the gradient is already computed from projected inputs (``input_mode.py``).
+- ``step``: Keep the weights, let the optimizer step, and project the difference. Exact for every optimizer; with Adam
+  this is the paper's Adam-GP (Algorithm 2).
+- ``gradient``: Project the gradient before the step. Exact if the step is linear in the gradients: SGD without weight
+  decay, with or without momentum.
+- ``input``: Compute the gradient from projected inputs (``input_mode.py``). Exact where ``gradient`` is.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.layer import (
-    HALF_PRECISION,
-    ProtectedLayer,
-    ProtectedParameter,
-    iterate_parameters,
-)
+from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter, iterate_parameters
 from sgp.projection.sharded import find_local_rows, get_local
 from sgp.projection.stack import stack_layers
 from sgp.projection.tokens import TokenSubspace
@@ -31,10 +26,10 @@ MODES = ("auto", "step", "gradient", "input")
 
 
 class ProjectionMode:
-    """Base class of what happens to some layers at a step; it owns their buffers. By itself it does nothing.
+    """Base class of projection modes. A mode projects the steps of some layers and owns their buffers.
 
     Attributes:
-        acts_after_step: Whether there is anything to do once the optimizer has stepped.
+        acts_after_step: Whether the mode does anything after the optimizer's step.
     """
 
     acts_after_step: ClassVar[bool] = True
@@ -49,16 +44,20 @@ class ProjectionMode:
         """Project the change of all steps since the last projection."""
 
     def discard(self) -> None:
-        """Forget a change that is still to be projected, since the weights that it was of are gone."""
+        """Discard the change that is still to be projected."""
 
     @contextmanager
     def projected(self) -> Iterator[None]:
-        """Run the body with the weights that :meth:`flush` would leave; restore everything afterwards."""
+        """Run the body with the weights that :meth:`flush` would leave, and restore everything afterwards.
+
+        Yields:
+            Nothing.
+        """
         yield
 
 
 class FrozenMode(ProjectionMode):
-    """Put parameters back after every step.
+    """Restore parameters after every step.
 
     Args:
         parameters: Frozen parameters that the optimizer steps.
@@ -76,16 +75,15 @@ class FrozenMode(ProjectionMode):
 
 
 class StepMode(ProjectionMode):
-    """Project what the optimizer has changed.
+    """Project the change that the optimizer has made.
 
     The change of several steps can be projected at once, since the projection of a sum is the sum of the projections.
 
     Args:
         layers: Layers to project.
-        stepped: Identities of the parameters that the optimizer holds. A bias of another optimizer changes with its
-            weight all the same.
-        accumulates: Whether a change that is still to be projected stays so at the next step, and both are projected
-            together. If not, such a change is of a step that has failed.
+        stepped: Identities of the optimizer's parameters. A bias of another optimizer changes with its weight too.
+        accumulates: Whether the changes of several steps are projected together. If not, a change that is pending at
+            the next step is discarded, since its step has failed.
     """
 
     def __init__(self, layers: Sequence[ProtectedLayer], stepped: Container[int], *, accumulates: bool) -> None:
@@ -96,7 +94,7 @@ class StepMode(ProjectionMode):
         self._plain = [p for p in self._single if _is_plain(p)]
         self._special = [p for p in self._single if not _is_plain(p)]
         self._plain_tensors: list[Tensor] = [p.tensor for p in self._plain]
-        self._lent = [p for p in self._parameters if id(p.tensor) not in stepped and not p.is_stepped]
+        self._not_stepped = [p for p in self._parameters if id(p.tensor) not in stepped and not p.is_stepped]
         self._unchanged: list[ProtectedParameter] = []
         self._is_pending = False
 
@@ -106,19 +104,18 @@ class StepMode(ProjectionMode):
         for parameter in self._parameters:
             if parameter.pending not in (None, self):
                 parameter.pending.flush()
-        # To train a bias of another optimizer by its weight's steps is no training without projection.
-        self._unchanged = [parameter for parameter in self._lent if not parameter.has_changed()]
+        # The projection of a weight changes its bias. If no attached optimizer steps the bias, its fingerprint follows,
+        # so that an update does not take this for training without projection.
+        self._unchanged = [parameter for parameter in self._not_stepped if not parameter.has_changed()]
         self._keep_weights()
         self._set_pending(True)
 
     def _keep_weights(self) -> None:
         for stack in self._stacks:
             torch._foreach_copy_(stack.views, stack.tensors)
-        for parameter, tensor in zip(self._plain, self._plain_tensors, strict=True):
-            if parameter.kept is None or not _has_same_layout(parameter.kept, tensor):
-                parameter.kept = torch.empty_like(tensor, requires_grad=False)
         if self._plain:
-            torch._foreach_copy_([p.kept for p in self._plain if p.kept is not None], self._plain_tensors)
+            buffers = [p.get_buffer(tensor) for p, tensor in zip(self._plain, self._plain_tensors, strict=True)]
+            torch._foreach_copy_(buffers, self._plain_tensors)
         for parameter in self._special:
             parameter.keep()
 
@@ -155,7 +152,7 @@ class StepMode(ProjectionMode):
             bias = layer.bias
             change = changes[layer.weight], None if bias is None else changes[bias]
             layer.subtract_projection_(change, (layer.weight.target, None if bias is None else bias.target))
-            if layer.is_two_sided:  # the other side projects what this one has left
+            if layer.is_two_sided:  # the layer of the other side projects what is left
                 layer.project_(*change)
         for parameter in self._special:
             parameter.write_master()
@@ -165,22 +162,20 @@ class StepMode(ProjectionMode):
         if not self._is_pending:
             yield
             return
-        saved = [(p, p.local.clone(), p.master, p.fingerprint) for p in self._parameters]
-        kept = [None if p.kept is None else p.kept.clone() for p in self._single]
-        stacked = [[view.clone() for view in stack.views] for stack in self._stacks]
-        for parameter in self._special:
+        saved = [(p, p.local.clone(), p.kept, p.master, p.fingerprint) for p in self._parameters]
+        stacked = [(stack, [view.clone() for view in stack.views]) for stack in self._stacks]
+        for parameter in self._single:  # the projection changes the copies
+            parameter.kept = None if parameter.kept is None else parameter.kept.clone()
             parameter.master = None if parameter.master is None else parameter.master.clone()
         self.flush()
         try:
             yield
         finally:
             with torch.no_grad():
-                for parameter, value, master, fingerprint in saved:
+                for parameter, value, kept, master, fingerprint in saved:
                     parameter.local.copy_(value)
-                    parameter.master, parameter.fingerprint = master, fingerprint
-            for parameter, before in zip(self._single, kept, strict=True):
-                parameter.kept = before
-            for stack, views in zip(self._stacks, stacked, strict=True):
+                    parameter.kept, parameter.master, parameter.fingerprint = kept, master, fingerprint
+            for stack, views in stacked:
                 torch._foreach_copy_(stack.views, views)
             self._set_pending(True)
 
@@ -223,12 +218,12 @@ def project_momentum(layer: ProtectedLayer, buffers: Sequence[Tensor | None], *,
     """Project momentum buffers of a layer's weight and bias, unless that was done before.
 
     Args:
-        layer: Layer whose momentum it is.
-        buffers: Buffer of the weight, and of the bias if it is protected; at least one is given.
+        layer: Protected layer.
+        buffers: Buffer of the weight, and of the bias if it is protected; at least one is not None.
         tolerance: Share along blocked directions up to which buffers count as projected.
 
     Returns:
-        The buffers, with zeros in place of the missing one: a joint change has both parts.
+        The buffers, with zeros for a missing one: a joint change has both parts.
     """
     tensors = [parameter.tensor for parameter in layer.parameters]
     whole = [torch.zeros_like(t) if b is None else b for b, t in zip(buffers, tensors, strict=True)]
@@ -239,14 +234,14 @@ def project_momentum(layer: ProtectedLayer, buffers: Sequence[Tensor | None], *,
 
 
 def _ensure_gradient(parameter: nn.Parameter) -> Tensor:
-    """Return what this process holds of a gradient; zeros where there is none, since a joint change has both parts."""
+    """Return the local part of a gradient; zeros if there is none, since a joint change has both parts."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return get_local(parameter.grad)
 
 
 def _restore_blocked_tokens(layer: ProtectedLayer) -> None:
-    """Restore the vectors of fully blocked tokens to the bit: to subtract their change would leave its rounding."""
+    """Restore the vectors of fully blocked tokens to the bit: subtracting their change would leave its rounding."""
     _, subspace = layer.get_projector()
     kept = layer.weight.kept
     assert isinstance(subspace, TokenSubspace)
@@ -259,7 +254,3 @@ def _is_plain(parameter: ProtectedParameter) -> bool:
     """Return whether a parameter is whole on this process and needs no float32 master."""
     tensor = parameter.tensor
     return tensor.dtype not in HALF_PRECISION and find_local_rows(tensor) is None
-
-
-def _has_same_layout(kept: Tensor, tensor: Tensor) -> bool:
-    return kept.shape == tensor.shape and kept.dtype == tensor.dtype and kept.device == tensor.device

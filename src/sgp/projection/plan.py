@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import timeit
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.collect import collect_inputs, count_samples, get_mask
-from sgp.projection.gram import STRIP, InputGram
+from sgp.projection.batches import count_samples, get_mask
+from sgp.projection.capacity import format_bytes, generalize_name, merge_names
+from sgp.projection.collect import collect_inputs
+from sgp.projection.gram import STRIP, GramPath, Kind
 from sgp.projection.layer import ProtectedLayer
+from sgp.projection.sketch import STRIP as WIDE_STRIP
+from sgp.projection.sketch import bound_wide_bytes, count_buffer_rows
 
-# FLOPs of a symmetric eigendecomposition with vectors over d^3, and of a thin SVD over n^2 d.
+# FLOPs of a symmetric eigendecomposition with vectors divided by d^3, and of a thin SVD divided by n^2 d.
 EIGH = 9
 SVD = 11
-# Dimension of the matrices that the speed of this machine is measured on.
+# FLOPs of subspace iteration in float32 divided by d^3, where a quarter of all directions is needed.
+ITERATION = 2
+# Dimension of the matrices with which the speed of the machine is measured.
 PROBE = 384
 
 
@@ -26,20 +33,24 @@ class LayerPlan:
     """Cost of one Gram matrix.
 
     Attributes:
-        layers: Names of the layers that share it.
-        dimension: Length of its rows, with the constant input of a protected bias.
+        layers: Names of the layers that share the matrix.
+        path: How it is collected; a sketch costs at most what is given here.
+        dimension: Length of its rows, including the constant input of a protected bias.
         rows: Number of rows that will be added to it.
-        bytes: The most bytes that it takes.
-        flops: FLOPs of its products.
-        decomposition: FLOPs of its decomposition.
+        bytes: Largest number of bytes that it takes.
+        flops: FLOPs of products in float32, including a decomposition by products.
+        decomposition: FLOPs of its decomposition in float64.
+        forward: FLOPs of the layers' own products with these rows.
     """
 
     layers: list[str]
+    path: Kind
     dimension: int
     rows: int
     bytes: int
     flops: float
     decomposition: float
+    forward: float
 
 
 @dataclass(frozen=True)
@@ -49,25 +60,46 @@ class Plan:
     Attributes:
         layers: Cost of each Gram matrix.
         passes: Number of passes over the data.
-        bytes: The most bytes that the Gram matrices of one pass take, beside the model and its activations.
-        seconds: Estimate from the FLOPs and a short measurement on this machine. With a batch it contains the model's
-            own forward passes.
+        bytes: Largest number of bytes that the Gram matrices of one pass take, without the model and its activations.
+        seconds: Estimate from the FLOPs and a short measurement on this machine; None for a model on the meta device.
+            With a batch it includes the forward passes of the model.
     """
 
     layers: list[LayerPlan]
     passes: int
     bytes: int
-    seconds: float
+    seconds: float | None
+
+    @property
+    def total_bytes(self) -> int:
+        """The most bytes that all Gram matrices take together, as they would in a single pass."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def relative_flops(self) -> float:
+        """FLOPs of the Gram matrices over those of one forward pass through the protected layers."""
+        return sum(layer.flops + layer.decomposition for layer in self.layers) / sum(la.forward for la in self.layers)
 
     def __str__(self) -> str:
+        time = "" if self.seconds is None else f"about {self.seconds:.1f} s and "
         lines = [
-            f"about {self.seconds:.1f} s and {self.bytes / 1e6:.1f} MB in {self.passes} pass{'es' * (self.passes > 1)}",
-            f"{'rows':>10} {'dimension':>9} {'MB':>8} {'GFLOP':>8}  layers",
+            f"{time}at most {format_bytes(self.bytes)} in {self.passes} pass{'es' * (self.passes > 1)} "
+            f"({format_bytes(self.total_bytes)} in all), {self.relative_flops:.2f} times the FLOPs of a forward pass",
+            f"{'number':>6} {'rows':>10} {'dimension':>9} {'path':>8} {'MB':>9} {'GFLOP':>10}  layers",
         ]
-        for layer in self.layers:
-            gflop = (layer.flops + layer.decomposition) / 1e9
-            names = ", ".join(layer.layers)
-            lines.append(f"{layer.rows:>10} {layer.dimension:>9} {layer.bytes / 1e6:>8.1f} {gflop:>8.1f}  {names}")
+        kinds: dict[Hashable, list[LayerPlan]] = {}
+        for layer in self.layers:  # one line for layers whose names differ in numbers only
+            pattern = tuple(generalize_name(name) for name in layer.layers)
+            kinds.setdefault((pattern, layer.dimension, layer.rows, layer.path), []).append(layer)
+        for layers in kinds.values():
+            size = sum(layer.bytes for layer in layers) / 1e6
+            gflop = sum(layer.flops + layer.decomposition for layer in layers) / 1e9
+            first = layers[0]
+            names = ", ".join(merge_names(list(group)) for group in zip(*(la.layers for la in layers), strict=True))
+            lines.append(
+                f"{len(layers):>6} {first.rows:>10} {first.dimension:>9} {first.path:>8} {size:>9.1f} {gflop:>10.1f}  "
+                f"{names}"
+            )
         return "\n".join(lines)
 
 
@@ -75,6 +107,7 @@ def plan_update(
     model: nn.Module,
     passes: Sequence[Sequence[ProtectedLayer]],
     samples: Mapping[str, int],
+    paths: Mapping[str, GramPath],
     *,
     batch: Any = None,
     forward: Callable[[Any], Any] | None = None,
@@ -83,13 +116,18 @@ def plan_update(
     """Estimate the cost of an update.
 
     Args:
-        model: As in an update.
+        model: Protected model.
         passes: Protected layers by pass over the data.
         samples: Number of samples of each layer.
-        batch: Batch that shows how many rows each layer makes of a sample, and which layers share their input;
-            without it one row of each sample is counted, and the model's own work is not.
-        forward: As in an update.
-        mask: As in an update.
+        paths: How the inputs of each layer are collected.
+        batch: Batch that shows how many rows a sample has in each layer, and which layers share their input. Without
+            it one row per sample is counted, and forward passes are not. For a model on the meta device it is a batch
+            of meta tensors, of which all positions count.
+        forward: As in ``memory.update``.
+        mask: As in ``memory.update``.
+
+    Returns:
+        The estimate.
     """
     layers = [layer for members in passes for layer in members]
     rows = {layer.name: float(samples[layer.name]) for layer in layers}
@@ -97,9 +135,10 @@ def plan_update(
     seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        for members in passes:  # as an update collects: layers of two passes do not share
+        everything = dict.fromkeys(rows, None)
+        for members in passes:  # as in an update, layers of two passes do not share
             start = time.perf_counter()
-            grams = _collect_batch(model, batch, members, forward, mask)
+            grams = collect_inputs(model, [batch], members, forward=forward, samples=everything, paths=paths, mask=mask)
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:
@@ -109,50 +148,45 @@ def plan_update(
     sharing: dict[str, list[ProtectedLayer]] = {}
     for layer in layers:
         sharing.setdefault(first[layer.name], []).append(layer)
-    plans = {name: _plan_layer(members, rows[name]) for name, members in sharing.items()}
-    product, decomposition = _measure_speeds()
-    seconds += sum(plan.decomposition for plan in plans.values()) / decomposition
-    if batch is None:  # a batch has been through model and products both
-        seconds += sum(plan.flops for plan in plans.values()) / product
+    plans = {name: _plan_layer(members, paths[name], rows[name]) for name, members in sharing.items()}
     size_of_passes = [sum(plans[layer.name].bytes for layer in members if layer.name in plans) for members in passes]
-    return Plan(list(plans.values()), len(passes), max(size_of_passes), seconds)
+    total: float | None = None
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        product, decomposition = _measure_speeds()
+        total = seconds + sum(plan.decomposition for plan in plans.values()) / decomposition
+        if batch is None:  # a batch has been through model and products both
+            total += sum(plan.flops for plan in plans.values()) / product
+    return Plan(list(plans.values()), len(passes), max(size_of_passes), total)
 
 
-def _collect_batch(
-    model: nn.Module,
-    batch: Any,
-    layers: Sequence[ProtectedLayer],
-    forward: Callable[[Any], Any] | None,
-    mask: Callable[[Any], Tensor | None] | None,
-) -> dict[str, InputGram]:
-    everything, exact = {layer.name: None for layer in layers}, {layer.name: False for layer in layers}
-    return collect_inputs(model, [batch], layers, forward=forward, samples=everything, precise=exact, mask=mask)
-
-
-def _plan_layer(layers: Sequence[ProtectedLayer], rows: float) -> LayerPlan:
-    """Estimate the cost of one Gram matrix and its decomposition."""
-    names, groups, dimension = [layer.name for layer in layers], layers[0].groups, layers[0].dimension
+def _plan_layer(layers: Sequence[ProtectedLayer], path: GramPath, rows: float) -> LayerPlan:
+    """Return the estimated cost of one Gram matrix and its decomposition."""
+    groups, dimension = layers[0].groups, layers[0].dimension
+    is_wide = path.kind != "float64"
     if layers[0].layer_type.is_lookup:
-        return LayerPlan(names, dimension, round(rows), 8 * dimension, 0.0, 0.0)
-    if rows < dimension:
-        size, work = 4 * groups * rows * dimension, SVD * groups * rows**2 * dimension
-        return LayerPlan(names, dimension, round(rows), round(size), 0.0, work)
-    flops = float(groups * rows * dimension * (dimension + min(dimension, STRIP)))  # half of a symmetric matrix
-    return LayerPlan(names, dimension, round(rows), 8 * groups * dimension**2, flops, EIGH * groups * dimension**3)
+        size, flops, decomposition = 8.0 * dimension, 0.0, 0.0
+    elif rows < (count_buffer_rows(dimension) if is_wide else dimension):
+        size, flops = 4 * groups * rows * dimension, 0.0
+        decomposition = SVD * groups * min(rows, dimension) * rows * dimension
+    elif is_wide:
+        size, flops = bound_wide_bytes(dimension), rows * dimension * (dimension + min(dimension, WIDE_STRIP))
+        flops, decomposition = flops + ITERATION * dimension**3, 0.0
+    else:
+        size = 8 * groups * dimension**2
+        flops = groups * rows * dimension * (dimension + min(dimension, STRIP))  # half of a symmetric matrix
+        decomposition = EIGH * groups * dimension**3
+    forward = 2 * rows * sum(0 if la.layer_type.is_lookup else la.weight.tensor.numel() for la in layers)
+    names = [layer.name for layer in layers]
+    return LayerPlan(names, path.kind, dimension, round(rows), round(size), flops, decomposition, forward)
 
 
 def _measure_speeds() -> tuple[float, float]:
-    """Return the FLOPs a second of products in float32 and of decompositions in float64, on this machine, now."""
+    """Return the FLOPs per second of products in float32 and of decompositions in float64 on this machine."""
     probe = torch.eye(PROBE, device="cpu") + 1.0 / PROBE
     product = 2.0 * PROBE**3 / _time_work(lambda: probe @ probe)
     return product, EIGH * PROBE**3 / _time_work(lambda: torch.linalg.eigh(probe.double()))
 
 
 def _time_work(work: Callable[[], object]) -> float:
-    """Return the shorter time of two runs: the first one warms up."""
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Return the shorter time of two runs, of which the first is a warm-up."""
+    return min(timeit.repeat(work, number=1, repeat=2))

@@ -1,5 +1,4 @@
-"""Full precision where a result depends on it: autocast and TF32 change what a product computes, and some devices
-have no float64."""
+"""Full precision for results that depend on it, under autocast and TF32 and on devices without float64."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ FEWER_BITS = ("tf32", "bf16")
 
 
 def is_reduced_precision(device: torch.device) -> bool:
-    """Return whether float32 products on a device are computed with fewer bits just now."""
+    """Return whether float32 products on a device are now computed with fewer bits."""
     return _is_autocast(device) or _is_matmul_reduced()
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[None]:
-    """Compute float32 products on a device in float32 inside the block, whatever the user's settings are."""
+    """Return a context in which float32 products on a device are computed in float32, whatever the settings are."""
     return _raise_precision(device) if is_reduced_precision(device) else nullcontext()
 
 
@@ -63,9 +62,9 @@ def _is_matmul_reduced() -> bool:
 
 
 def _force_full_matmul() -> Callable[[], None]:
-    """Let float32 products be computed in float32.
+    """Set the precision of float32 products to float32.
 
-    Torch refuses to mix its two ways to set that, so the one that the user took is taken here too.
+    PyTorch has two interfaces for this and refuses to mix them, so the one that the user has chosen is used.
 
     Returns:
         A function that restores the user's settings.
@@ -86,12 +85,12 @@ def _restore_matmul(precision: str | None, values: list[str]) -> None:
     if precision is not None:
         torch.set_float32_matmul_precision(precision)
     for (matmul, backend), value in zip(_list_matmul_settings(), values, strict=True):
-        # What was taken over from the backend's setting must go on following it.
+        # A setting that follows the one of its backend must go on following it.
         matmul.fp32_precision = "none" if value == backend.fp32_precision else value
 
 
 def _list_matmul_settings() -> list[tuple[Any, Any]]:
-    """Return the settings of matrix products, each with those of its whole backend; torch has them since 2.9."""
+    """Return the settings of matrix products, each with the settings of its backend; none before PyTorch 2.9."""
     backends: Any = torch.backends
     if not hasattr(backends, "fp32_precision"):
         return []

@@ -17,13 +17,13 @@ class ProtectedModel:
     """A model, how its parameters are sorted, and what the last update found.
 
     Attributes:
-        model: The model itself, without wrappers.
+        model: The model, without wrappers.
         tasks: Number of tasks in the subspaces.
         scan: The sorted parameters, as of the last update.
-        norm_statistics: Norm statistics that stay as they are.
-        version: Number that changes with the layers and their bases; what was planned for another one is outdated.
-        places: Where each parameter is found: the dict of its owner, and its name in there.
-        is_temporary: Whether the weights are projected for an evaluation only and will be put back.
+        norm_statistics: Frozen norm statistics.
+        version: Number that changes with the layers and their bases; a plan that was made for another one is outdated.
+        places: Place of each parameter: the dict of its owner, and its name in there.
+        is_temporary: Whether the weights are projected for an evaluation only and will be restored.
     """
 
     def __init__(self, model: nn.Module, scan: Scan) -> None:
@@ -43,7 +43,7 @@ class ProtectedModel:
 
     @property
     def layers_with_bases(self) -> list[ProtectedLayer]:
-        """Protected layers that have anything to protect."""
+        """Protected layers that have bases."""
         return [layer for layer in self.scan.layers.values() if layer.has_bases]
 
     @property
@@ -59,11 +59,11 @@ class ProtectedModel:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the model is spread over processes, which must then run its forward passes together."""
+        """Whether the model is sharded, so that all processes must run its forward passes together."""
         return bool(self._fsdp_modules)
 
     def replace(self, tasks: int, scan: Scan) -> None:
-        """Put new layers with their subspaces in the place of the old ones, all at once."""
+        """Replace the layers and their subspaces by new ones, all at once."""
         known = {id(p.tensor): p for p in self.scan.parameters.values() if p.is_present}
         for parameter in scan.parameters.values():
             old = known.get(id(parameter.tensor))
@@ -84,10 +84,9 @@ class ProtectedModel:
         place_subspaces(self.layers.values())
 
     def find_shards(self) -> None:
-        """Find the sharded modules, put every shard in its place, and bind the parameters.
+        """Find the sharded modules, reshard them, and bind the parameters.
 
-        Raises:
-            TypeError: A parameter is sharded in a way that steps cannot project.
+        A parameter that is sharded in a way that steps cannot project is a ``TypeError``.
         """
         self._fsdp_modules = find_fsdp_modules(self.model)
         self.reshard()
@@ -95,7 +94,7 @@ class ProtectedModel:
         check_scan(self.scan, by_fsdp=self.is_sharded)
 
     def reshard(self) -> None:
-        """Put the shards, which the optimizers hold, in the place of gathered parameters."""
+        """Replace gathered parameters by their shards, which are the parameters of the optimizers."""
         reshard(self._fsdp_modules)
 
     def flush(self) -> None:
@@ -120,7 +119,10 @@ class ProtectedModel:
         """Raise if the weights are projected for an evaluation only.
 
         Args:
-            consequence: What would happen otherwise.
+            consequence: Consequence of going on, for the message.
+
+        Raises:
+            RuntimeError: They are.
         """
         if self.is_temporary:
             raise RuntimeError(f"inside hook.projected(), {consequence}: leave the with block first")

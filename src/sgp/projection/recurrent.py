@@ -7,6 +7,7 @@ therefore run by itself, and its outputs are shifted by one step to become the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sgp.projection.layer_types import Block, LayerType, register_layer
 
-# The hidden states of all layers and directions; an LSTM has cell states beside them.
+# The hidden states of all layers and directions; for an LSTM with the cell states.
 State = Tensor | tuple[Tensor, Tensor]
 
 
@@ -90,7 +91,7 @@ def _make_blocks(suffix: str) -> list[Block]:
 
 
 def _list_directions(module: nn.RNNBase) -> list[str]:
-    """Return how the names of a layer's parameters end in each direction."""
+    """Return the suffix of the names of a layer's parameters in each direction."""
     return ["", "_reverse"] if module.bidirectional else [""]
 
 
@@ -122,9 +123,12 @@ def _shift(hidden: Tensor, initial: Tensor | None, lengths: Tensor, *, is_revers
 
     Args:
         hidden: Hidden states after each step. [samples, positions, features]
-        initial: Hidden states before the first step, zeros if None. [samples, features]
+        initial: Hidden states before the first step; None for zeros. [samples, features]
         lengths: Number of positions of each sample. [samples]
-        is_reversed: Whether the first step is that of the last position.
+        is_reversed: Whether the steps begin at the last position.
+
+    Returns:
+        Hidden states before each step. [samples, positions, features]
     """
     before = hidden.roll(-1 if is_reversed else 1, dims=1)
     first = lengths - 1 if is_reversed else torch.zeros_like(lengths)
@@ -136,21 +140,18 @@ def _shift(hidden: Tensor, initial: Tensor | None, lengths: Tensor, *, is_revers
 def _run_layer(
     module: nn.RNNBase, layer: int, input: Tensor | PackedSequence, state: State | None
 ) -> Tensor | PackedSequence:
-    """Return the outputs of one layer in all its directions, laid out as its input is.
+    """Return the outputs of one layer in all its directions, in the layout of its input.
 
-    The weights are detached: on CUDA a recurrent module moves its weights into one buffer when it is called, and those
-    of ``module`` have to stay where they are.
+    The weights are detached: on CUDA a recurrent module moves its weights into one buffer when it is called, and the
+    weights of ``module`` must stay where they are.
     """
     directions = _list_directions(module)
     size = module.input_size if layer == 0 else module.hidden_size * len(directions)
-    settings = {"bias": module.bias, "batch_first": module.batch_first, "bidirectional": module.bidirectional}
-    single: nn.RNNBase
-    if isinstance(module, nn.LSTM):
-        single = nn.LSTM(size, module.hidden_size, device="meta", **settings)
-    elif isinstance(module, nn.GRU):
-        single = nn.GRU(size, module.hidden_size, device="meta", **settings)
-    else:
-        single = nn.RNN(size, module.hidden_size, device="meta", nonlinearity=module.nonlinearity, **settings)
+    settings: dict[str, Any] = {name: getattr(module, name) for name in ("bias", "batch_first", "bidirectional")}
+    if isinstance(module, nn.RNN):
+        settings["nonlinearity"] = module.nonlinearity
+    kind = next(kind for kind in (nn.LSTM, nn.GRU, nn.RNN) if isinstance(module, kind))
+    single = kind(size, module.hidden_size, device="meta", **settings)
     names = [name for name, _ in single.named_parameters()]
     weights = {name: getattr(module, name.replace("_l0", f"_l{layer}")).detach() for name in names}
     outputs: Tensor | PackedSequence = functional_call(single.eval(), weights, (input, state))[0]

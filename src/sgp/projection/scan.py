@@ -1,4 +1,4 @@
-"""Sort a model's parameters: which ones are protected, by which layers, and why the others are not."""
+"""Sort a model's parameters into protected ones, with their layers, and frozen and free ones, with the reasons."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
 NOT_TRAINED = "not trained (requires_grad is False)"
 PROTECTED_BIAS = "bias of a protected layer"
 LONE_BIAS = "bias of a layer whose weight is not protected"
-UNKNOWN_TYPE = "unsupported layer type"
+UNKNOWN_TYPE = "unknown layer type"
 
-# The identity of a weight, its rows in the block, and the side that meets the input.
+# The identity of a weight, the rows of the block, and the dimension of its input.
 BlockKey = tuple[int, tuple[int, int | None], int]
 
 
 @dataclass(frozen=True)
 class ScanRules:
-    """What a memory protects of a model.
+    """The settings of a memory that decide which parameters it protects.
 
     Attributes:
-        exclude: Patterns on module and parameter names that are left free.
+        exclude: Patterns on names of modules and parameters that stay free.
         bias: Whether biases are protected with their weights or frozen.
         rest: What happens to all other parameters after the first task.
         strict: Whether a layer of an unknown type is an error.
@@ -49,12 +49,12 @@ class ScanRules:
 
 @dataclass
 class Scan:
-    """A model's parameters, sorted by what happens to them.
+    """The sorted parameters of a model.
 
     Attributes:
         layers: Protected layers by name, in the model's order.
-        frozen: Parameter -> why it does not move after the first task.
-        free: Parameter or norm statistic -> why it moves without protection.
+        frozen: Parameter -> why it does not change after the first task.
+        free: Parameter or norm statistic -> why it changes without protection.
         norm_modules: Names of the modules whose norm statistics are frozen with the rest.
         parameters: Every protected or frozen parameter by name.
     """
@@ -69,15 +69,17 @@ class Scan:
 def scan_model(model: nn.Module, rules: ScanRules, *, dimensions: Mapping[str, int] | None = None) -> Scan:
     """Sort the parameters of a model.
 
+    A ``TypeError`` is raised if a weight is parametrized, or sharded in a way that steps cannot project, or if a layer
+    type is unknown and ``rules.strict`` is set.
+
     Args:
         model: Any module.
-        rules: What is protected.
-        dimensions: Input dimensions of the layers that have bases, by name. These layers stay protected though they
-            may not be trained just now, and protect the bias if they did so before.
+        rules: Settings of the memory.
+        dimensions: Input dimensions of the layers that have bases, by name. These layers stay protected even if they
+            are not trained at the moment, and protect the bias if they did so before.
 
-    Raises:
-        TypeError: A weight is parametrized, or is sharded in a way that steps cannot project, or a layer type is
-            unknown and ``rules.strict``.
+    Returns:
+        The sorted parameters.
     """
     return _Scanner(model, rules, dimensions or {}).scan()
 
@@ -99,7 +101,7 @@ class _Candidate:
 
 
 class _Scanner:
-    """The three passes of a scan: find blocks, decide about their biases, and sort all other parameters."""
+    """The three passes of a scan: find the blocks, decide about their biases, and sort all other parameters."""
 
     def __init__(self, model: nn.Module, rules: ScanRules, dimensions: Mapping[str, int]) -> None:
         self._model = model
@@ -109,11 +111,11 @@ class _Scanner:
         self._unknown_users = _find_unknown_users(model, rules.exclude)
         self._result = Scan()
         self._layer_by_key: dict[BlockKey, ProtectedLayer] = {}
-        self._biases: dict[BlockKey, set[str | None]] = {}  # biases that a protected block has in its modules
+        self._biases: dict[BlockKey, set[str | None]] = {}  # biases of a protected block in all of its modules
         self._bias_users: dict[tuple[str, tuple[int, int | None]], set[BlockKey]] = {}
         self._weight_by_storage: dict[int, nn.Parameter] = {}
         self._bias_reasons: dict[str, str] = {}
-        self._shared_with_unknown: dict[str, str] = {}  # weight -> name of the unknown type that has it too
+        self._shared_with_unknown: dict[str, str] = {}  # weight -> name of the unknown type that shares it
 
     def scan(self) -> Scan:
         """Return the sorted parameters."""
@@ -160,7 +162,7 @@ class _Scanner:
         return False
 
     def _protect(self, candidate: _Candidate) -> None:
-        """Add a block to the protected layers, or its module to those of a layer with the same block."""
+        """Add a block to the protected layers, or its module to the sources of a layer with the same block."""
         self._check_storage(candidate)
         key = candidate.key
         bias_name = None if candidate.bias is None else self._names[id(candidate.bias)]
@@ -193,12 +195,12 @@ class _Scanner:
         if place and owner is not candidate.weight:
             raise TypeError(
                 f"layer {candidate.module_name!r}: its {candidate.block.weight} shares memory with "
-                f"{self._names[id(owner)]!r} but is another parameter, so each step would be projected twice. Tie the "
-                "parameters themselves"
+                f"{self._names[id(owner)]!r} but is another parameter, so each step would be projected twice: use one "
+                "parameter in both layers"
             )
 
     def _decide_bias(self, key: BlockKey) -> None:
-        """Freeze a bias that has no joint change with one weight: of a tied weight, or shared between blocks."""
+        """Freeze a bias that does not change with a single weight: of a tied weight, or shared between blocks."""
         layer, (weight, rows, input_dim) = self._layer_by_key[key], key
         layer.is_two_sided = (weight, rows, 1 - input_dim) in self._layer_by_key
         is_tied = len(self._biases[key]) > 1 or layer.is_two_sided
@@ -210,7 +212,7 @@ class _Scanner:
         self._bias_reasons |= dict.fromkeys(biases, f"{PROTECTED_BIAS}, frozen ({reason})")
 
     def _sort_other_parameters(self) -> None:
-        """Note for each parameter that no layer protects what happens to it and why."""
+        """Sort the parameters that no layer protects into frozen and free ones, with the reasons."""
         protected = {p.name for layer in self._result.layers.values() for p in layer.parameters}
         rest = self._result.frozen if self._rules.rest == "freeze" else self._result.free
         for name, parameter in self._model.named_parameters():
@@ -227,14 +229,18 @@ class _Scanner:
                 rest[name] = reason or self._describe_owner(name)
 
     def _describe_owner(self, name: str) -> str:
-        """Return why a parameter that is no bias of a known layer type is not protected."""
+        """Return why a parameter that is not the bias of a known layer type is not protected.
+
+        Raises:
+            TypeError: Its layer type is unknown and ``strict`` is set.
+        """
         owner = self._model.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, _NormBase) or NORM.search(type(owner).__name__):
             return "norm"
         type_name = self._shared_with_unknown.get(name, type(owner).__name__)
         if self._rules.strict:
             raise TypeError(
-                f"parameter {name!r}: the layer type {type_name} is not known (strict=True). Register it with "
+                f"parameter {name!r}: the layer type {type_name} is unknown (strict=True): register it with "
                 "sgp.register_layer, or exclude it"
             )
         return f"{UNKNOWN_TYPE} {type_name}" + (", which shares it" if name in self._shared_with_unknown else "")
@@ -264,7 +270,7 @@ class _Scanner:
 
 
 def check_scan(scan: Scan, *, by_fsdp: bool) -> None:
-    """Raise if a protected or frozen parameter is sharded in a way that steps cannot project.
+    """Check that steps can project the layout of every protected or frozen parameter.
 
     Args:
         scan: Sorted parameters of a model.
@@ -279,7 +285,7 @@ def check_scan(scan: Scan, *, by_fsdp: bool) -> None:
 
 
 def _find_unknown_users(model: nn.Module, exclude: Sequence[str]) -> dict[int, str]:
-    """Return the parameters that modules of unknown types have, by id, with the name of the type."""
+    """Return the type names of the modules of unknown types that have parameters, by the parameter's identity."""
     return {
         id(parameter): type(module).__name__
         for name, module in model.named_modules()
@@ -289,15 +295,14 @@ def _find_unknown_users(model: nn.Module, exclude: Sequence[str]) -> dict[int, s
 
 
 def _find_blocks(layer_type: LayerType, module: nn.Module, module_name: str) -> Sequence[Block]:
-    """Return the blocks of a module, or raise the error of a layer type that refuses it with the module's name."""
     try:
         return layer_type.find_blocks(module)
-    except TypeError as error:
+    except TypeError as error:  # the layer type does not know the module's name
         raise TypeError(f"layer {module_name or '(model)'!r}: {error}") from error
 
 
 def _name_blocks(module_name: str, blocks: Sequence[Block]) -> list[str]:
-    """Return a name for each block: its module's, with what tells it from the module's other blocks."""
+    """Return a name for each block: the name of its module, with a suffix if the module has several blocks."""
     if len(blocks) == 1:
         return [module_name]
     suffixes = [block.input for block in blocks]
@@ -309,15 +314,14 @@ def _name_blocks(module_name: str, blocks: Sequence[Block]) -> list[str]:
 
 
 def _get_parameter(module: nn.Module, name: str, module_name: str) -> nn.Parameter | None:
-    """Return a parameter of a module by its dotted name, or None if the module has none of that name."""
     owner_name, _, leaf = name.rpartition(".")
     owner = module.get_submodule(owner_name)
     if leaf in getattr(owner, "parametrizations", {}) or (leaf not in owner._parameters and hasattr(owner, leaf)):
         if getattr(owner, leaf) is None:
             return None
         raise TypeError(
-            f"layer {module_name!r}: its {name} is parametrized, so a step changes it through other "
-            "parameters and cannot be projected. Remove the parametrization, or exclude the layer"
+            f"layer {module_name!r}: its {name} is parametrized, so a step changes it through other parameters and "
+            "cannot be projected: remove the parametrization, or exclude the layer"
         )
     parameter = owner._parameters.get(leaf)
     if isinstance(parameter, UninitializedParameter):

@@ -1,4 +1,4 @@
-"""Project many small layers at once: for them the calls cost more than the products."""
+"""Project many small layers at once: for these the calls cost more than the products."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sgp.projection.layer import ProtectedLayer
 from sgp.projection.sharded import find_local_rows
 from sgp.projection.subspace import Subspace
 
-# Weights of at most this many elements are stacked; for wider layers the products dominate.
+# Largest number of elements of a weight that is stacked; for wider layers the products dominate.
 LARGEST = 128 * 128
-# Layers are padded to the largest of their stack as long as that multiplies their size by at most this.
+# Largest factor by which padding to the shape of a stack may increase the size of a layer.
 PADDING = 1.3
 
 
 class LayerStack:
-    """Small layers whose changes are projected by one pair of batched products, padded with zeros to one shape.
+    """Small layers whose changes are projected by one pair of batched products, zero-padded to one shape.
 
     Args:
         layers: Layers for which :func:`can_stack` is true.
 
     Attributes:
         tensors: Weights and protected biases of the layers.
-        views: For each of ``tensors`` its part of the buffer, which holds the changes to be projected.
+        views: Views of the buffer in the shapes of ``tensors``, which hold the changes to be projected.
     """
 
     def __init__(self, layers: Sequence[ProtectedLayer]) -> None:
@@ -43,37 +43,35 @@ class LayerStack:
         self._factors: list[Tensor] = []
 
     def subtract_projection_(self, targets: list[Tensor], *, sign: float = 1.0) -> None:
-        """Subtract from the targets, in place, what the subspaces block of the buffer (Eq. 3).
+        """Subtract the part of the buffer that the subspaces block from the targets, in place (Eq. 3).
 
-        The buffer is used up.
+        The buffer is overwritten.
 
         Args:
             targets: Tensors in the shapes of ``tensors``.
             sign: -1 if the buffer holds the negative of the change.
         """
-        if any(layer.subspace is not known for layer, known in zip(self.layers, self._subspaces, strict=False)):
-            self._subspaces = []
-        if not self._subspaces:
+        is_known = bool(self._subspaces)
+        if not is_known or any(layer.subspace is not s for layer, s in zip(self.layers, self._subspaces, strict=True)):
             self._prepare_factors()
         if len(self._factors) == 1:
             blocked = self._cut(torch.bmm(self._buffer, self._factors[0]))
-        else:  # written over the change, which is not needed any more: one buffer less in the caches
+        else:  # the change is overwritten: one buffer less in the caches
             torch.bmm(torch.bmm(self._buffer, self._factors[0]), self._factors[1], out=self._buffer)
             blocked = self.views
         torch._foreach_sub_(targets, blocked, alpha=sign)
 
     def follow_weights(self) -> None:
-        """Move the buffer to where the weights are now, and to their type: a model may move between two steps."""
+        """Move the buffer to the device and type of the weights: a model may be moved between two steps."""
         weight = self.layers[0].weight.tensor
         if (self._buffer.device, self._buffer.dtype) != (weight.device, weight.dtype):
             self._buffer = self._buffer.to(weight.device, weight.dtype)
-            self._blocked = torch.empty_like(self._buffer)
-            self.views, self._blocked_views = self._cut(self._buffer), self._cut(self._blocked)
+            self.views = self._cut(self._buffer)
             self.tensors = [parameter.tensor for parameter in self.parameters]
-            self._subspaces = []  # so that the factors are made anew
+            self._subspaces = []  # so that the factors are computed again
 
     def _cut(self, stack: Tensor) -> list[Tensor]:
-        """Return the part of a stack for each weight and bias, in the shape of the parameter."""
+        """Return a view of a stack for each weight and bias, in the shape of the parameter."""
         parts = []
         for matrix, layer in zip(stack, self.layers, strict=True):
             weight = layer.weight.tensor
@@ -84,7 +82,7 @@ class LayerStack:
         return parts
 
     def _prepare_factors(self) -> None:
-        """Stack M and Lambda M^T of the layers, or M Lambda M^T once that is the cheaper product."""
+        """Stack M and Lambda M^T of the layers, or M Lambda M^T if that is the cheaper product."""
         dimension = self._buffer.shape[2]
         bases, weighted = [], []
         rank = max(layer.subspace.width for layer in self.layers if layer.subspace is not None)
@@ -100,7 +98,7 @@ class LayerStack:
 
 
 def can_stack(layer: ProtectedLayer) -> bool:
-    """Return whether a layer is small and plain enough to be projected in a stack."""
+    """Return whether a layer is small, and its block a whole unsharded weight, so that it can be stacked."""
     block, weight = layer.block, layer.weight.tensor
     is_whole = block.groups == 1 and block.input_dim == 1 and block.rows == (0, None) and block.bias_rows is None
     return (
@@ -115,7 +113,10 @@ def can_stack(layer: ProtectedLayer) -> bool:
 
 
 def stack_layers(layers: Sequence[ProtectedLayer]) -> tuple[list[LayerStack], list[ProtectedLayer]]:
-    """Group small layers of about one size into stacks.
+    """Group small layers of similar sizes into stacks.
+
+    Args:
+        layers: Layers to project.
 
     Returns:
         The stacks, and the layers that are projected one by one.
@@ -132,23 +133,18 @@ def stack_layers(layers: Sequence[ProtectedLayer]) -> tuple[list[LayerStack], li
 
 
 def _group_by_size(layers: Sequence[ProtectedLayer]) -> list[list[ProtectedLayer]]:
-    """Group layers so that padding to the largest of a group costs little."""
-
-    def measure(layer: ProtectedLayer) -> tuple[int, int]:
-        return layer.weight.tensor.shape[0], layer.dimension
-
+    """Return groups of layers in which padding to the largest layer costs little."""
     groups: list[list[ProtectedLayer]] = []
-    sizes: list[tuple[int, int]] = []
-    for layer in sorted(layers, key=lambda layer: (lambda size: size[0] * size[1])(measure(layer)), reverse=True):
-        out, dimension = measure(layer)
-        for position, (most, widest) in enumerate(sizes):
-            padded = max(most, out), max(widest, dimension)
-            members = [measure(member) for member in groups[position]]
-            if all(padded[0] * padded[1] <= PADDING * a * b for a, b in [*members, (out, dimension)]):
-                groups[position].append(layer)
-                sizes[position] = padded
-                break
-        else:
+    for layer in sorted(layers, key=lambda layer: _measure_padded([layer]), reverse=True):
+        largest = PADDING * _measure_padded([layer])  # the other members of a group are at least as large
+        group = next((group for group in groups if _measure_padded([*group, layer]) <= largest), None)
+        if group is None:
             groups.append([layer])
-            sizes.append((out, dimension))
+        else:
+            group.append(layer)
     return groups
+
+
+def _measure_padded(layers: Sequence[ProtectedLayer]) -> int:
+    """Return the number of elements of each layer after padding to the shape of the largest."""
+    return max(layer.weight.tensor.shape[0] for layer in layers) * max(layer.dimension for layer in layers)

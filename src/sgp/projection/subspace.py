@@ -1,8 +1,8 @@
-"""One subspace: bases and their importances. Every equation of the paper's method section stands here, once.
+"""Bases of a layer's inputs and their importances: every equation of the paper's method section, once.
 
 Orientation: the paper writes representations and gradients as columns (d x n, d x out). Rows are used here,
 as PyTorch stores them, so the paper's ``M^T R`` is ``rows @ M``. All tensors have a leading ``groups``
-dimension: the groups of a convolution have inputs, and so subspaces, of their own and are computed side by
+dimension: the groups of a convolution have inputs, and so subspaces, of their own, which are computed side by
 side. Other layers have one group.
 """
 
@@ -17,41 +17,42 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sgp.projection.gram import InputGram
 from sgp.projection.precision import to_float64
 
 ROUNDING = 2.0**-52
-# Bases are stored in float32. What they leave of an input they should hold wholly is rounding of that size,
-# squared because energies are compared, and no new direction.
+# Bases are stored in float32. What they leave over of an input that lies in them is rounding of that size, squared
+# because energies are compared, and no new direction.
 STORED_ROUNDING = 2.0**-46
-# The same for a whole basis of fewer bits: the square of its relative error.
+# The same for bases that are stored in fewer bits: the square of their relative error.
 COMPRESSED_ROUNDING = {torch.bfloat16: 2.0**-16, torch.int8: 2.0**-12}
 
-# In what form bases are kept. A step computes with what is kept, so a saved memory is the live one to the bit.
+# Type in which bases are stored. A step computes with the stored bases, so a saved memory is the live one to the bit.
 Store = Literal["float32", "bfloat16", "int8"]
 STORES = ("float32", "bfloat16", "int8")
 
-# How many directions a task adds to the bases [groups], from the energies of the old bases [groups, k], those of what
-# they leave over, strongest first [groups, r], the total [groups] and the threshold.
+# Number of directions that a task adds to the bases [groups], from the energies along the old bases [groups, k], the
+# energies along the directions that these leave over, strongest first [groups, r], the total [groups] and the
+# threshold.
 Choice = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-# So many of the directions that old bases leave over, strongest first: [groups, d, width].
-Strongest = Callable[[int], Tensor]
+
+
+class UncertifiedError(ArithmeticError):
+    """The certificate of a sketch does not reach the threshold: the layer's inputs are needed again."""
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Where the published code and the paper's text differ inside an update.
+    """Choices where the published code and the paper's text differ inside an update.
 
     Attributes:
-        first_rank: ``"minimal"`` is the smallest rank that satisfies Eq. 1; ``"one-less"`` is that minus one,
+        first_rank: ``"minimal"`` is the smallest rank that satisfies Eq. 1; ``"one-less"`` is that rank minus one,
             as in the published image experiments.
-        truncation: what happens to new bases that would exceed the dimension. ``"before"``: they are dropped
-            before importances are computed; ``"after"``: they take part in the normalisation of Eq. 2 and are
-            dropped then.
-        orthogonalise: make new bases orthogonal to the old ones again, to rounding. The published code does
-            not.
+        truncation: ``"before"`` drops new bases that would exceed the dimension before importances are computed;
+            ``"after"`` drops them after they took part in the normalization of Eq. 2.
+        orthogonalise: Whether new bases are made orthogonal to the old ones again, to rounding. The published code
+            does not.
     """
 
     first_rank: Literal["minimal", "one-less"] = "minimal"
@@ -59,29 +60,41 @@ class Numerics:
     orthogonalise: bool = True
 
 
-def find_minimal_rank(energies: Tensor, total: Tensor, threshold: float) -> Tensor:
-    """Smallest k whose k strongest directions satisfy Eq. 1 (first task) and Eq. 5 (later ones).
+def find_minimal_rank(energies: Tensor, total: Tensor, threshold: float, remainder: Tensor | None = None) -> Tensor:
+    """Return the smallest k whose k strongest directions satisfy Eq. 1 (first task) and Eq. 5 (later tasks).
 
-    Both ask that what is *not* captured be at most (1 - threshold) of the total. Counting what is discarded,
-    from the weakest up, stays exact at thresholds near 1, where counting up to the threshold adds noise
-    directions.
+    Both require that the energy that is *not* captured be at most (1 - threshold) of the total. Summing the discarded
+    energy, from the weakest direction up, stays exact at thresholds near 1, where summing up to the threshold adds
+    noise directions.
 
     Args:
-        energies: squared singular values of what the old bases leave over, descending. [groups, r]
+        energies: Squared singular values of what the old bases leave over, descending. [groups, r]
         total: |R|_F^2. [groups]
-        threshold: the paper's epsilon_th, in (0, 1].
+        threshold: The paper's epsilon_th, in (0, 1].
+        remainder: Energy beyond these directions, if they are not all. [groups]
 
     Returns:
         [groups] int64.
+
+    Raises:
+        UncertifiedError: All of the directions together do not satisfy the equations.
     """
     discarded = energies.flip(-1).cumsum(-1).flip(-1)  # discarded[k] is what remains if k directions are kept
     dimension = energies.shape[-1]
     allowed = ((1.0 - threshold) + dimension * ROUNDING) * total
+    if remainder is not None:
+        if bool((remainder > allowed).any()):
+            captured = float((1 - remainder / total).min())
+            raise UncertifiedError(
+                f"a sketch certifies {captured:.4%} of the energy, below the threshold of {threshold:.4%}: collect the "
+                "inputs once more, with GradientMemory(gram='float32')"
+            )
+        discarded = discarded + remainder.unsqueeze(-1)
     return (discarded > allowed.unsqueeze(-1)).sum(-1)
 
 
 def compute_importance(sigma: Tensor, alpha: float) -> Tensor:
-    """Eq. 2: importance of each basis for one task from its singular value. [groups, k] -> [groups, k].
+    """Return the importance of each basis for one task from its singular value, Eq. 2. [groups, k] -> [groups, k].
 
     The strongest basis gets exactly 1. ``alpha=inf`` is the limit, GPM: every basis gets exactly 1.
     """
@@ -96,15 +109,15 @@ def compute_importance(sigma: Tensor, alpha: float) -> Tensor:
 
 
 def accumulate_importance(old: Tensor, new: Tensor) -> Tensor:
-    """Eq. 10: importance over all tasks so far, at most 1."""
+    """Return the importance over all tasks so far, at most 1, Eq. 10."""
     return (old + new).clamp(max=1.0)
 
 
 class Projector(ABC):
-    """What a step needs of bases and importances.
+    """Bases and importances as an optimizer step uses them.
 
     Attributes:
-        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
+        importance: Importances lambda in [0, 1]; zero beyond the rank. [groups, k]
     """
 
     importance: Tensor
@@ -113,34 +126,34 @@ class Projector(ABC):
     def subtract_projection_(
         self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
     ) -> None:
-        """Eq. 3, in place: subtract from the target what the bases block of the source, source M Lambda M^T.
+        """Subtract the blocked part of the source from the target in place: source M Lambda M^T, Eq. 3.
 
-        With the source as its own target this projects a gradient; with a weight change as source and the
-        weight as target it projects what an optimizer applied.
+        With the source as its own target this projects a gradient. With a weight change as source and the weight as
+        target it projects the step that an optimizer applied.
 
         Args:
-            source: matrices that meet the input on their last side. [groups, out, inputs]
-            source_bias: the part that meets the constant input, if there is one. [groups, out]
-            target: as source.
-            target_bias: as source_bias.
+            source: Matrices whose last dimension is the input's. [groups, out, inputs]
+            source_bias: Column of the constant input, if there is one. [groups, out]
+            target: Matrices like the source.
+            target_bias: Column like the source's.
         """
 
     @abstractmethod
     def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
-        """The share of matrices that lies along bases of importance 1.
+        """Return the share of the norm of matrices that lies along bases of importance 1.
 
         Args:
-            matrix: meets the input on its last side. [groups, out, inputs]
-            bias: meets the constant input, if there is one. [groups, out]
+            matrix: Matrices whose last dimension is the input's. [groups, out, inputs]
+            bias: Column of the constant input, if there is one. [groups, out]
         """
 
 
 class Bases(Projector):
-    """What bases and importances of a layer's inputs can do, whatever the bases are kept as.
+    """Bases and importances of a layer's inputs, in any form.
 
     Attributes:
-        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
-        rank: number of bases of each group. [groups] int64
+        importance: Importances lambda in [0, 1]; zero beyond the rank. [groups, k]
+        rank: Number of bases of each group. [groups] int64
     """
 
     rank: Tensor
@@ -157,22 +170,22 @@ class Bases(Projector):
 
     @property
     def width(self) -> int:
-        """How many bases the group with the most has."""
+        """Number of bases of the group that has the most."""
         return self.importance.shape[1]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to protect."""
+        """Whether there are no bases."""
         return self.width == 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is stored."""
+        """Bytes of bases and importances as they are stored."""
         return sum(tensor.nbytes for tensor in self.state_dict().values())
 
     @property
     def blocked(self) -> int:
-        """How many bases have importance 1, so that nothing moves along them."""
+        """Number of bases of importance 1, along which no weight moves."""
         return int((self.importance == 1).sum())
 
     @property
@@ -182,65 +195,69 @@ class Bases(Projector):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether the bases are kept in fewer bits than a step computes with."""
+        """Whether the bases are stored in fewer bits than a step computes with."""
         return False
 
     @property
     @abstractmethod
     def is_consistent(self) -> bool:
-        """Whether there are as many importances as bases, as there are not in a damaged file."""
+        """Whether there are as many importances as bases; a damaged file may have others."""
 
     @abstractmethod
     def to(self, device: torch.device, dtype: torch.dtype) -> Bases:
-        """The same where and as it is needed; itself if nothing changes."""
+        """Return the bases on a device and in a type; the same object if nothing changes."""
 
     @abstractmethod
     def compress(self, store: Store) -> Bases:
-        """The same bases, rounded to what they are kept as. What was rounded before stays as it is."""
+        """Return the bases rounded to the type they are stored in. Bases that were rounded before stay as they are."""
 
     @abstractmethod
     def with_importance(self, importance: Tensor) -> Bases:
-        """The same bases with other importances."""
+        """Return the same bases with other importances."""
 
     def resize(self, dimension: int) -> Bases:
-        """The same for inputs of another dimension, where bases can follow; itself where they cannot."""
+        """Return the bases for inputs of another dimension if they can be resized, and the same object otherwise."""
         return self
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """All of it as tensors."""
+        """Return bases and importances as tensors by name."""
 
     @abstractmethod
     def grow(
         self,
-        statistic: InputGram,
+        gram: InputGram,
         *,
         threshold: float,
         alpha: float,
         numerics: Numerics | None = None,
         choose: Choice | None = None,
     ) -> Bases:
-        """The bases after one more task (Algorithm 1, the loop over layers).
+        """Return the bases after one more task (Algorithm 1, the body of the loop over layers).
 
         Args:
-            statistic: the task's representation.
-            threshold: epsilon_th of Eq. 1 and 5.
-            alpha: the scale coefficient of Eq. 2; ``math.inf`` is GPM.
-            numerics: where the published code differs.
-            choose: how many directions to add, if not the fewest that reach the threshold beside all old bases.
+            gram: Gram matrix of the task's inputs.
+            threshold: The paper's epsilon_th of Eq. 1 and 5.
+            alpha: Scale coefficient of Eq. 2; ``math.inf`` is GPM.
+            numerics: Choices where the published code differs from the paper's text.
+            choose: Function that returns the number of directions to add, instead of the fewest that reach the
+                threshold.
+
+        Raises:
+            UncertifiedError: The Gram matrix is a sketch that does not certify the threshold.
         """
 
     @abstractmethod
-    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
-        """The energy of a representation that lies in the bases, of each group. [groups]"""
+    def compute_captured_energy(self, gram: InputGram) -> Tensor:
+        """Return the energy of inputs that lies in the bases, of each group, [groups]."""
 
     @abstractmethod
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What matrices do along each basis of importance 1, where nothing may move. [groups, out, k]
+        """Return the coefficients of matrices along each basis of importance 1, and zeros elsewhere. [groups, out, k].
 
         Args:
-            matrix: meets the input on its last side. [groups, out, inputs]
-            bias: meets the constant input, if there is one. [groups, out]
+            matrix: Matrices whose last dimension is the input's. [groups, out, inputs]
+            bias: Column of the constant input, if there is one. [groups, out]
         """
 
     def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
@@ -250,14 +267,14 @@ class Bases(Projector):
 
 @dataclass(frozen=True)
 class Subspace(Bases):
-    """Bases M and accumulated importances lambda of one layer's inputs. Immutable: ``grow`` gives a new one.
+    """Bases M and accumulated importances lambda of one layer's inputs. Immutable: ``grow`` returns a new object.
 
     Attributes:
-        basis: orthonormal columns; where groups differ in rank, the rest is zero columns. [groups, d, k]
-        importance: lambda, in [0, 1]; zero beyond the rank. [groups, k]
-        rank: number of bases of each group. [groups] int64
-        scale: of each column, where the columns are kept as int8. [groups, k]
-        lean: whether a dense projector would cost more to make than it saves, since it is used once.
+        basis: Orthonormal columns; where groups differ in rank, the others are zero columns. [groups, d, k]
+        importance: Importances lambda in [0, 1]; zero beyond the rank. [groups, k]
+        rank: Number of bases of each group. [groups] int64
+        scale: Factor of each column, where the columns are stored as int8. [groups, k]
+        lean: Whether a dense projector would cost more to compute than it saves, because it is used once.
     """
 
     basis: Tensor
@@ -268,7 +285,7 @@ class Subspace(Bases):
 
     @staticmethod
     def empty(groups: int, dimension: int) -> Subspace:
-        """A subspace without bases."""
+        """Return a subspace without bases."""
         return Subspace(
             torch.zeros(groups, dimension, 0), torch.zeros(groups, 0), torch.zeros(groups, dtype=torch.int64)
         )
@@ -286,7 +303,7 @@ class Subspace(Bases):
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
         if self.basis.device == device and self.basis.dtype == dtype:
             return self
-        # The device first: the one that they come from may not have the type.
+        # Move before the conversion: the old device may not have the type.
         basis, importance = self.basis.to(device).to(dtype), self.importance.to(device).to(dtype)
         if self.scale is not None:
             basis *= self.scale.to(device).to(dtype).unsqueeze(1)
@@ -311,7 +328,7 @@ class Subspace(Bases):
             steps = basis.abs().amax(1, keepdim=True) / 127
             whole = (basis / steps.where(steps > 0, 1.0)).round()
             norm = whole.norm(dim=1)
-            # A column of length 1 again: what lies along it is then taken away in full.
+            # Normalize the columns again, so that a step along one is subtracted in full.
             scale = (1 / norm.where(norm > 0, 1.0)).where(norm > 0, 0.0)
             return Subspace(whole.to(torch.int8), self.importance, self.rank, scale)
         dtype = torch.bfloat16 if store == "bfloat16" else torch.float32
@@ -321,12 +338,17 @@ class Subspace(Bases):
         return replace(self, importance=importance)
 
     def select_groups(self, groups: slice) -> Subspace:
-        """Only some of the groups."""
+        """Return the subspace of some of the groups."""
         scale = None if self.scale is None else self.scale[groups]
         return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
-    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
-        return statistic.compute_energy_through(self.to(statistic.device, torch.float64).basis.mT)
+    def get_orthonormal_basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return the bases in a type, orthonormal also where they are stored in fewer bits, [groups, d, k]."""
+        basis = self.to(device, dtype).basis
+        return _orthonormalize(basis) if self.is_compressed else basis
+
+    def compute_captured_energy(self, gram: InputGram) -> Tensor:
+        return gram.compute_energy_through(self.to(gram.device, torch.float64).basis.mT)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         basis = self.to(matrix.device, matrix.dtype).basis
@@ -339,32 +361,30 @@ class Subspace(Bases):
 
     def grow(
         self,
-        statistic: InputGram,
+        gram: InputGram,
         *,
         threshold: float,
         alpha: float,
         numerics: Numerics | None = None,
         choose: Choice | None = None,
     ) -> Subspace:
-        # One decomposition: the second SVD that the paper takes for the importances of the old bases is not needed,
-        # since Eq. 6 and 7, written out, say that the surrogate singular value of basis m_i is |m_i^T R|.
-        if statistic.count == 0:
+        # One decomposition is enough. The paper takes a second SVD for the importances of the old bases, but Eq. 6 and
+        # 7, written out, say that the surrogate singular value of basis m_i is |m_i^T R|.
+        if gram.count == 0:
             return self
         numerics = numerics or Numerics()
-        kept_basis = self.to(statistic.device, torch.float64).basis
-        M = _orthonormal(kept_basis) if self.is_compressed else kept_basis
-        rows = statistic.get_rows()
-        if rows is not None:
-            total, surrogate, energies, strongest = _from_rows(rows, M)
-        else:
-            gram = statistic.get_gram()
-            total, surrogate, energies, strongest = _from_gram(gram, M, self.rank)
+        kept_basis = self.to(gram.device, torch.float64).basis
+        M = self.get_orthonormal_basis(gram.device, torch.float64)
+        spectrum = gram.decompose(M, self.rank, threshold)
+        total, surrogate, energies = spectrum.total, spectrum.surrogate, spectrum.energies
         old_rank = self.rank.to(M.device)
 
         if choose is None:
-            new = find_minimal_rank(energies, total, threshold)
-        else:
+            new = find_minimal_rank(energies, total, threshold, spectrum.remainder)
+        elif spectrum.remainder is None:
             new = choose(surrogate, energies, total, threshold)
+        else:
+            raise ValueError("choose= needs the energies of all directions: take GradientMemory(gram='float64')")
         if numerics.first_rank == "one-less":
             new = torch.where(old_rank == 0, (new - 1).clamp(min=0), new)
         largest = torch.cat([surrogate, energies], dim=-1).amax(-1)
@@ -374,22 +394,23 @@ class Subspace(Bases):
         if numerics.truncation == "before":
             new = torch.minimum(new, self.dimension - old_rank)
         width = int(new.max())
-        directions = strongest(width)
-        if numerics.orthogonalise:
-            directions = _orthogonal_to(M, directions)
+        directions = spectrum.find_directions(width)
+        if numerics.orthogonalise and not spectrum.is_orthogonal:
+            directions = _orthogonalize(M, directions)
 
         # Eq. 8: surrogate singular values of the old bases, then singular values of the new ones.
         kept_new = torch.arange(width, device=M.device) < new.unsqueeze(-1)
         kept_old = torch.arange(M.shape[2], device=M.device) < old_rank.unsqueeze(-1)
         sigma_new = energies[..., :width].sqrt().where(kept_new, 0.0)
         sigma = torch.cat([surrogate.sqrt().where(kept_old, 0.0), sigma_new], dim=-1)
+        gram.captured = float((sigma.square().sum(-1) / total.where(total > 0, 1.0)).mean())
         task = compute_importance(sigma, alpha)
         k = M.shape[2]
         lambda_old = accumulate_importance(self.importance.to(task.device).to(task), task[..., :k])
         kept = torch.cat([kept_old, kept_new], dim=-1)
         basis = torch.cat([kept_basis, directions], dim=-1)
         lambdas = torch.cat([lambda_old, task[..., k:]], dim=-1)
-        return _packed(basis, lambdas, kept, self.dimension)
+        return _pack(basis, lambdas, kept, self.dimension)
 
     def subtract_projection_(
         self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
@@ -412,11 +433,11 @@ class Subspace(Bases):
             target_bias -= torch.matmul(coefficients, M[:, inputs].unsqueeze(-1)).squeeze(-1)
 
     def compute_blocked_part(self, source: Tensor, source_bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What :meth:`subtract_projection_` would subtract, as tensors of their own through which gradients flow.
+        """Return what :meth:`subtract_projection_` would subtract, as new tensors through which gradients flow.
 
         Args:
-            source: matrices that meet the input on their last side. [groups, out, inputs]
-            source_bias: the part that meets the constant input, if the subspace has one. [groups, out]
+            source: Matrices whose last dimension is the input's. [groups, out, inputs]
+            source_bias: Column of the constant input, if the subspace has one. [groups, out]
         """
         inputs = source.shape[-1]
         coefficients = compute_coefficients(self.basis, source, source_bias) * self.importance.unsqueeze(1)
@@ -427,22 +448,22 @@ class Subspace(Bases):
 
     @property
     def _prefers_dense(self) -> bool:
-        """Two products with M cost more than one with M Lambda M^T once k exceeds half the dimension."""
+        """Whether two products with M cost more than one with M Lambda M^T, as they do above half the dimension."""
         return 2 * self.basis.shape[2] > self.dimension and not self.lean
 
     @cached_property
     def _projector(self) -> Tensor:
-        """M Lambda M^T [groups, d, d]."""
+        """M Lambda M^T, [groups, d, d]."""
         return (self.basis * self.importance.unsqueeze(1)) @ self.basis.mT
 
 
 def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """What matrices do along each basis: [groups, out, k].
+    """Return the coefficients of matrices along each basis. [groups, out, k].
 
     Args:
-        basis: [groups, d, k]
-        matrix: meets the input on its last side. [groups, out, inputs]
-        bias: meets the constant input, if there is one. [groups, out]
+        basis: Bases. [groups, d, k]
+        matrix: Matrices whose last dimension is the input's. [groups, out, inputs]
+        bias: Column of the constant input, if there is one. [groups, out]
     """
     inputs = matrix.shape[-1]
     coefficients = torch.matmul(matrix, basis[:, :inputs])
@@ -451,49 +472,8 @@ def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> 
     return coefficients
 
 
-def _from_rows(rows: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor, Strongest]:
-    """Energies: total, of the old bases, of the residual's directions; those directions. From n < d rows."""
-    coefficients = rows @ M
-    residual = rows - coefficients @ M.mT  # Eq. 4
-    left, sigma, _ = torch.linalg.svd(residual.mT, full_matrices=False)
-    return rows.square().sum((1, 2)), coefficients.square().sum(1), sigma.square(), lambda width: left[..., :width]
-
-
-def _from_gram(gram: Tensor, M: Tensor, rank: Tensor) -> tuple[Tensor, Tensor, Tensor, Strongest]:
-    """The same from G = R R^T, of which the residual has (I - M M^T) G (I - M M^T).
-
-    That matrix is zero along M, so it is decomposed in coordinates of what M leaves over: the more bases there are, the
-    less is to be done. The coordinates are those of the reflections Q of M = Q U, which are applied and never written
-    out: the columns of Q after the rank are orthonormal and span what the bases do not.
-    """
-    total = gram.diagonal(dim1=1, dim2=2).sum(-1)
-    k, least = M.shape[2], int(rank.min())
-    if k == 0:
-        energies, directions = torch.linalg.eigh(gram)
-        surrogate = total.new_zeros(len(total), 0)
-        return total, surrogate, energies.clamp(min=0).flip(-1), lambda width: _last(directions, width)
-    reflections = torch.geqrf(M)
-    turned = torch.ormqr(*reflections, gram, transpose=True)  # Q^T G
-    surrogate = (reflections[0][:, :k].triu().mT @ turned[:, :k] * M.mT).sum(-1).clamp(min=0)  # M^T G = U^T Q^T G
-    # Where groups differ in rank, M has zero columns, which make no reflection: their columns of Q are free too.
-    is_free = (torch.arange(least, M.shape[1], device=M.device) >= rank.to(M.device).unsqueeze(-1)).to(M)
-    free_gram = torch.ormqr(*reflections, turned[:, least:], left=False)[..., least:]
-    energies, coordinates = torch.linalg.eigh(free_gram * is_free.unsqueeze(1) * is_free.unsqueeze(2))
-
-    def strongest(width: int) -> Tensor:
-        found = _last(coordinates, width) * is_free.unsqueeze(2)
-        return torch.ormqr(*reflections, F.pad(found, (0, 0, least, 0)))
-
-    return total, surrogate, energies.clamp(min=0).flip(-1), strongest
-
-
-def _last(columns: Tensor, width: int) -> Tensor:
-    """So many columns from the last on."""
-    return columns[..., columns.shape[2] - width :].flip(-1)
-
-
-def _orthonormal(basis: Tensor) -> Tensor:
-    """Bases that rounding has moved a little, orthonormal again; zero columns stay."""
+def _orthonormalize(basis: Tensor) -> Tensor:
+    """Return orthonormal bases for bases that rounding has moved a little; zero columns stay."""
     if basis.shape[2] == 0:
         return basis
     q, r = torch.linalg.qr(basis)
@@ -502,8 +482,8 @@ def _orthonormal(basis: Tensor) -> Tensor:
     return kept
 
 
-def _orthogonal_to(M: Tensor, directions: Tensor) -> Tensor:
-    """Orthonormal directions, orthogonal to M; each spans with its predecessors what it did before."""
+def _orthogonalize(M: Tensor, directions: Tensor) -> Tensor:
+    """Return orthonormal directions that are orthogonal to M; each spans with its predecessors what it did before."""
     if M.shape[2] == 0 or directions.shape[2] == 0:
         return directions
     for _ in range(2):  # twice is enough: the second pass removes the rounding of the first
@@ -515,8 +495,8 @@ def _orthogonal_to(M: Tensor, directions: Tensor) -> Tensor:
     return kept
 
 
-def _packed(basis: Tensor, lambdas: Tensor, kept: Tensor, dimension: int) -> Subspace:
-    """Kept columns moved to the front in order, at most ``dimension`` of them, stored in float32."""
+def _pack(basis: Tensor, lambdas: Tensor, kept: Tensor, dimension: int) -> Subspace:
+    """Return a subspace in float32 of the kept columns in their order, at most ``dimension`` of them."""
     rank = kept.sum(-1).clamp(max=dimension)
     order = torch.argsort(kept.int(), dim=-1, descending=True, stable=True)[:, : int(rank.max())]
     front = torch.arange(order.shape[1], device=basis.device) < rank.unsqueeze(-1)

@@ -1,7 +1,7 @@
-"""Embeddings: the input of a lookup is a one-hot row, so its Gram matrix is the diagonal of how often each token came.
+"""Embeddings: the input of a lookup is a one-hot row, so its Gram matrix is diagonal and holds the count of each token.
 
 The eigenvectors of a diagonal matrix are the axes, so bases are tokens, and nothing is decomposed. The singular value
-of a token is the root of its count: importances go with that root, and tokens that hardly came stay nearly free.
+of a token is the square root of its count: importances grow with that root, and rare tokens stay nearly free.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sgp.projection.subspace import (
 
 
 class TokenCounts(InputGram):
-    """How often each token came: all that bases and importances need to know of indices.
+    """Number of occurrences of each token: all that the bases and importances of an embedding depend on.
 
     Args:
-        dimension: how many tokens there are.
+        dimension: Number of tokens of the vocabulary.
     """
 
     def __init__(self, dimension: int) -> None:
@@ -39,10 +39,10 @@ class TokenCounts(InputGram):
 
     @classmethod
     def from_counts(cls, counts: Tensor, count: int) -> TokenCounts:
-        """Counts that were made elsewhere. [tokens]"""
-        statistic = cls(len(counts))
-        statistic.counts, statistic.count = counts, count
-        return statistic
+        """Return an object with counts that were made elsewhere, [tokens]."""
+        gram = cls(len(counts))
+        gram.counts, gram.count = counts, count
+        return gram
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +53,7 @@ class TokenCounts(InputGram):
         return self.counts.nbytes
 
     def add(self, rows: Tensor) -> None:
-        """Take in indices: [n]."""
+        """Count indices: [n]."""
         rows = place_rows(rows)
         self.counts = self.counts.to(rows.device) + torch.bincount(rows, minlength=self.dimension)
         self.count += len(rows)
@@ -73,9 +73,9 @@ class TokenSubspace(Bases):
     """Bases that are single tokens.
 
     Attributes:
-        tokens: [k] int64
-        importance: lambda, in [0, 1]. [1, k]
-        size: how many tokens there are. [] int64
+        tokens: Tokens that are bases. [k] int64
+        importance: Importances lambda in [0, 1]. [1, k]
+        size: Number of tokens of the vocabulary. [] int64
     """
 
     tokens: Tensor
@@ -84,7 +84,7 @@ class TokenSubspace(Bases):
 
     @staticmethod
     def empty(size: int) -> TokenSubspace:
-        """No bases."""
+        """Return a subspace without bases."""
         return TokenSubspace(torch.zeros(0, dtype=torch.int64), torch.zeros(1, 0), torch.tensor(size, device="cpu"))
 
     @property
@@ -105,8 +105,7 @@ class TokenSubspace(Bases):
 
     @cached_property
     def fixed(self) -> Tensor:
-        """Tokens of importance 1, whose vectors do not move at all. [n] To count them synchronizes, so that is done
-        once."""
+        """Tokens of importance 1, whose vectors do not move. [n] Cached, because counting them synchronizes."""
         return self.tokens[self.importance[0] == 1]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> TokenSubspace:
@@ -121,11 +120,11 @@ class TokenSubspace(Bases):
         return replace(self, importance=importance)
 
     def resize(self, dimension: int) -> TokenSubspace:
-        """A vocabulary that has grown: tokens are bases as before, and new ones are free."""
+        """Return the bases for a vocabulary that has grown: its new tokens are free."""
         return self if dimension <= self.dimension else replace(self, size=torch.tensor(dimension, device="cpu"))
 
     def select_tokens(self, start: int, stop: int) -> TokenSubspace:
-        """Only the tokens from ``start`` to before ``stop``, counted from there."""
+        """Return the subspace of the tokens from ``start`` to before ``stop``, renumbered from 0."""
         here = (self.tokens >= start) & (self.tokens < stop)
         return TokenSubspace(
             self.tokens[here] - start, self.importance[:, here], torch.tensor(stop - start, device="cpu")
@@ -136,26 +135,29 @@ class TokenSubspace(Bases):
 
     def grow(
         self,
-        statistic: InputGram,
+        gram: InputGram,
         *,
         threshold: float,
         alpha: float,
         numerics: Numerics | None = None,
         choose: Choice | None = None,
     ) -> TokenSubspace:
-        assert isinstance(statistic, TokenCounts)
-        if statistic.count == 0:
+        assert isinstance(gram, TokenCounts)
+        if gram.count == 0:
             return self
-        counts = statistic.counts.double().unsqueeze(0)
+        counts = gram.counts.double().unsqueeze(0)
         tokens = self.tokens.to(counts.device)
         surrogate = counts[:, tokens]
-        # Tokens as frequent as each other come in their own order, so that it is the same everywhere.
+        # Equally frequent tokens keep their order, so that the result is the same on every machine.
         energies, order = counts.index_fill(1, tokens, 0.0).sort(descending=True, stable=True)
-        new = (choose or _fewest)(surrogate, energies, counts.sum(-1), threshold)
+        total = counts.sum(-1)
+        new = choose(surrogate, energies, total, threshold) if choose else find_minimal_rank(energies, total, threshold)
         if numerics is not None and numerics.first_rank == "one-less" and not len(tokens):
             new = new - 1
         added = min(max(0, int(new)), int((energies > 0).sum()))
-        task = compute_importance(torch.cat([surrogate, energies[:, :added]], dim=-1).sqrt(), alpha)
+        captured = torch.cat([surrogate, energies[:, :added]], dim=-1)
+        gram.captured = float(captured.sum() / total)
+        task = compute_importance(captured.sqrt(), alpha)
         old = self.importance.to(task.device).to(task)
         lambdas = torch.cat([accumulate_importance(old, task[:, : len(tokens)]), task[:, len(tokens) :]], dim=-1)
         return TokenSubspace(torch.cat([tokens, order[0, :added]]), lambdas.float(), self.size)
@@ -166,9 +168,9 @@ class TokenSubspace(Bases):
         blocked = source.index_select(2, self.tokens) * self.importance.unsqueeze(1)
         target.index_add_(2, self.tokens, blocked, alpha=-1)
 
-    def compute_captured_energy(self, statistic: InputGram) -> Tensor:
-        assert isinstance(statistic, TokenCounts)
-        return statistic.counts[self.tokens.to(statistic.counts.device)].sum().double().unsqueeze(0)
+    def compute_captured_energy(self, gram: InputGram) -> Tensor:
+        assert isinstance(gram, TokenCounts)
+        return gram.counts[self.tokens.to(gram.counts.device)].sum().double().unsqueeze(0)
 
     def compute_blocked_coefficients(self, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
         is_blocked = (self.importance == 1).to(matrix.device)
@@ -176,11 +178,7 @@ class TokenSubspace(Bases):
 
 
 def load_bases(state: Mapping[str, Tensor]) -> Bases:
-    """What a `state_dict` of any bases is of."""
+    """Return the bases that a ``state_dict`` describes."""
     if "tokens" in state:
         return TokenSubspace(state["tokens"], state["importance"], state["size"])
     return Subspace(state["basis"], state["importance"], state["rank"], state.get("scale"))
-
-
-def _fewest(surrogate: Tensor, energies: Tensor, total: Tensor, threshold: float) -> Tensor:
-    return find_minimal_rank(energies, total, threshold)

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from sgp.patterns import check_patterns, find_pattern
+from sgp.projection.batches import warn_unless_shuffled
 from sgp.projection.caller_warning import warn_caller
-from sgp.projection.collect import collect_inputs, warn_unless_shuffled
+from sgp.projection.collect import collect_inputs
 from sgp.projection.distributed import ProcessGroup
-from sgp.projection.gram import FLOAT32_THRESHOLD, InputGram
+from sgp.projection.gram import GramPath, InputGram
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.scan import Scan, ScanRules, scan_model
-from sgp.projection.subspace import Bases, Store, Subspace
+from sgp.projection.sketch import WideGram, bound_wide_bytes
+from sgp.projection.subspace import Bases, Store, Subspace, UncertifiedError
 from sgp.projection.tokens import TokenCounts, TokenSubspace
+from sgp.projection.update_report import LayerUpdate, UpdateProgress, describe_update
 
 Threshold = float | Callable[[int], float]
+GramChoice = Literal["auto", "float64", "float32", "sketch"]
+GRAM_CHOICES = ("auto", "float64", "float32", "sketch")
 # Bases of a layer, the Gram matrix of its inputs and the threshold -> bases after the task.
 Grow = Callable[[Bases, InputGram, float], Bases]
 
+# Above this threshold the energy that may be lost is too close to the rounding of float32.
+FLOAT32_CEILING = 0.999
+# gram="auto" takes float64 up to this dimension, where it is fast, and considers a sketch from this one on.
+FLOAT64_DIMENSION, SKETCH_DIMENSION = 512, 2048
+# Several processes take so many times as many test directions as the first rows need, because they cannot add any.
+SHARED_OVERSAMPLING = 1.5
 # The Gram matrices of as many layers are collected in one pass over the data as fit in this many bytes.
 DEFAULT_BUDGET = 2 * 2**30
 
@@ -34,28 +46,31 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """What an update knows before it looks at any data.
+    """Settings of an update, before any data are read.
 
     Attributes:
         scan: The model's parameters as they are now, with the bases that their layers have.
         thresholds: Threshold of each layer.
         limits: Number of samples of each layer; None for all.
+        paths: How the inputs of each layer are collected.
         passes: Layers by pass over the data.
     """
 
     scan: Scan
     thresholds: Mapping[str, float]
     limits: Mapping[str, int | None]
+    paths: Mapping[str, GramPath]
     passes: Sequence[Sequence[ProtectedLayer]]
 
 
 def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
     """Sort the parameters of a model as it is now, and hand the bases over to the layers.
 
-    A layer that was wrapped or moved inside the model since the last update is recognized by its weight.
+    A layer that was wrapped or moved inside the model since the last update is recognized by its weight. A model
+    without a layer to protect, and a layer whose inputs have changed, raise a ValueError.
 
-    Raises:
-        ValueError: There is no layer to protect, or a layer's inputs have changed.
+    Returns:
+        Parameters of the model, and its layers with their bases.
     """
     old = protected.subspaces
     dimensions = {name: subspace.dimension for name, subspace in old.items()}
@@ -78,7 +93,11 @@ def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
 
 
 def scan_layers(model: nn.Module, rules: ScanRules, dimensions: Mapping[str, int] | None = None) -> Scan:
-    """Sort the parameters of a model that has at least one layer to protect."""
+    """Return the sorted parameters of a model that has at least one layer to protect.
+
+    Raises:
+        ValueError: The model has no such layer.
+    """
     scan = scan_model(model, rules, dimensions=dimensions)
     if not scan.layers:
         raise ValueError(
@@ -131,7 +150,11 @@ def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
 
 
 def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: ProtectedLayer, task: int) -> float:
-    """Return the threshold of a layer for a task."""
+    """Return the threshold of a layer for a task.
+
+    Raises:
+        ValueError: No pattern matches the layer.
+    """
     value = match_layer(threshold, layer) if isinstance(threshold, Mapping) else threshold
     if value is None:
         raise ValueError(f"threshold: no pattern matches the layer {layer.name!r}; add one, such as '*'")
@@ -139,7 +162,11 @@ def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: Protec
 
 
 def check_threshold(value: Any, name: str) -> float:
-    """Return a threshold as a number, or raise if it is none in (0, 1]."""
+    """Return a threshold as a number.
+
+    Raises:
+        ValueError: It is not a number in (0, 1].
+    """
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value!r}")
     return float(value)
@@ -148,7 +175,11 @@ def check_threshold(value: Any, name: str) -> float:
 def find_limits(
     model: nn.Module, samples: int | Mapping[str, int] | None, layers: Mapping[str, ProtectedLayer]
 ) -> dict[str, int | None]:
-    """Return the number of samples of each layer; None for all."""
+    """Return the number of samples of each layer; None for all.
+
+    Raises:
+        ValueError: A number is below 1.
+    """
     if isinstance(samples, Mapping):
         check_patterns(model, samples, "samples", layers)
     limits: dict[str, int | None] = {}
@@ -168,8 +199,32 @@ def match_layer(values: Mapping[str, V], layer: ProtectedLayer) -> V | None:
     return None
 
 
-def group_passes(layers: Iterable[ProtectedLayer], budget: int) -> list[list[ProtectedLayer]]:
-    """Group layers into passes whose Gram matrices fit in a budget.
+def choose_path(gram: GramChoice, layer: ProtectedLayer, threshold: float, *, can_repeat: bool) -> GramPath:
+    """Return how the inputs of a layer are collected. It depends on settings and shapes only.
+
+    Args:
+        gram: The memory's setting: ``"auto"``, or the cheapest path that is allowed.
+        layer: Layer whose inputs are collected.
+        threshold: Threshold of the layer.
+        can_repeat: Whether there can be another pass over the data, which a sketch may need.
+    """
+    fits_float32 = (
+        layer.groups == 1
+        and not layer.layer_type.is_lookup
+        and threshold <= FLOAT32_CEILING
+        and layer.weight.tensor.dtype != torch.float64
+    )
+    is_wide = gram != "auto" or layer.dimension > FLOAT64_DIMENSION
+    if gram == "float64" or not fits_float32 or not is_wide:
+        return GramPath("float64", threshold)
+    allows_sketch = gram == "sketch" or (gram == "auto" and layer.dimension >= SKETCH_DIMENSION)
+    return GramPath("sketch" if allows_sketch and can_repeat else "float32", threshold)
+
+
+def group_passes(
+    layers: Iterable[ProtectedLayer], budget: int, paths: Mapping[str, GramPath]
+) -> list[list[ProtectedLayer]]:
+    """Return layers grouped into passes whose Gram matrices fit in a budget.
 
     Layers that share bases stay together; a group of them that does not fit gets a pass of its own. Only layers of one
     pass can share a Gram matrix, and layers that are separated once have bases of their own from then on. What layers
@@ -187,7 +242,7 @@ def group_passes(layers: Iterable[ProtectedLayer], budget: int) -> list[list[Pro
 
     for _, group in itertools.groupby(_find_units(layers), key=_find_parent):
         units = list(group)
-        sizes = [_bound_bytes(unit) for unit in units]
+        sizes = [_bound_bytes(unit, paths) for unit in units]
         end_pass_unless_fits(sum(sizes))
         for unit, size in zip(units, sizes, strict=True):
             end_pass_unless_fits(size)
@@ -197,7 +252,7 @@ def group_passes(layers: Iterable[ProtectedLayer], budget: int) -> list[list[Pro
 
 
 def _find_units(layers: Iterable[ProtectedLayer]) -> list[list[ProtectedLayer]]:
-    """Group layers that must stay together: those of one subspace, or of one module where there is none yet."""
+    """Return groups of layers that must stay together: of one subspace, or of one module where there is none yet."""
     units: dict[object, list[ProtectedLayer]] = {}
     for layer in layers:
         key = layer.sources[0].module if layer.subspace is None else id(layer.subspace)
@@ -210,13 +265,19 @@ def _find_parent(unit: Sequence[ProtectedLayer]) -> object:
     return id(unit) if unit[0].subspace is not None else unit[0].sources[0].module.rpartition(".")[0]
 
 
-def _bound_bytes(unit: Sequence[ProtectedLayer]) -> int:
+def _bound_bytes(unit: Sequence[ProtectedLayer], paths: Mapping[str, GramPath]) -> int:
     """Return the most bytes that the Gram matrices of a unit take. Layers of one subspace share one."""
     grams = {id(layer.subspace or layer): layer for layer in unit}
-    return sum(
-        8 * layer.dimension * (1 if layer.layer_type.is_lookup else layer.groups * layer.dimension)
-        for layer in grams.values()
-    )
+    return sum(bound_bytes(layer, paths[layer.name]) for layer in grams.values())
+
+
+def bound_bytes(layer: ProtectedLayer, path: GramPath) -> int:
+    """Return the most bytes that the Gram matrix of a layer takes, or the rows that are kept instead."""
+    if layer.layer_type.is_lookup:
+        return 8 * layer.dimension
+    if path.kind == "float64":
+        return 8 * layer.groups * layer.dimension**2
+    return bound_wide_bytes(layer.dimension)
 
 
 def collect_subspaces(
@@ -229,48 +290,110 @@ def collect_subspaces(
     mask: Callable[[Any], Tensor | None] | None,
     grow: Grow,
     store: Store,
-) -> dict[str, Bases]:
+) -> tuple[dict[str, Bases], list[LayerUpdate]]:
     """Run the passes of an update.
 
+    Layers whose sketch does not certify the threshold take part in one more pass, with a float32 Gram matrix.
+
     Returns:
-        The bases after the task, by layer, of the layers that saw an input.
+        The bases after the task, by layer, of the layers that saw an input; and what happened to each Gram matrix.
+
+    Raises:
+        ValueError: No layer saw an input.
     """
     if any(limit is not None for limit in plan.limits.values()):
         warn_unless_shuffled(batches)
     shares = {name: processes.split_samples(limit, batches) for name, limit in plan.limits.items()}
     subspaces: dict[str, Bases] = {}
+    updates: list[LayerUpdate] = []
     reached: set[str] = set()
-    for members in plan.passes:
-        collect = partial(
-            collect_inputs,
-            protected.model,
-            batches,
-            members,
-            forward=forward,
-            samples=shares,
-            precise={layer.name: plan.thresholds[layer.name] > FLOAT32_THRESHOLD for layer in members},
-            mask=mask,
-            in_step=processes.run_in_lockstep if protected.is_sharded else None,
-        )
-        grams, found = processes.merge_grams(processes.run_together(collect))
-        reached |= found
-        grown = processes.run_together(partial(_grow_subspaces, plan, grams, grow, store))
-        subspaces |= processes.broadcast_bases(grown)
+    passes = [(members, plan.paths) for members in plan.passes]
+    collect = partial(
+        collect_inputs,
+        protected.model,
+        batches,
+        forward=forward,
+        samples=shares,
+        mask=mask,
+        in_step=processes.run_in_lockstep if protected.is_sharded else None,
+    )
+    with UpdateProgress(len(passes), batches, is_shown=processes.rank == 0) as progress:
+        for number, (members, paths) in enumerate(passes):  # grows while it runs
+            if processes.size > 1:
+                paths = _choose_test_directions(processes, members, paths, collect)
+            run = partial(collect, layers=members, paths=paths, on_batch=progress.advance)
+            grams, found = processes.merge_grams(processes.run_together(run))
+            reached |= found
+            grown, rows, failed = processes.run_together(partial(_grow_subspaces, plan, grams, grow, store))
+            subspaces |= processes.broadcast_bases(grown)
+            is_repeated = number >= len(plan.passes)
+            updates += [replace(row, passes=1 + is_repeated) for row in processes.gather_lists(rows)]
+            failed = processes.gather_lists(failed)
+            if failed:
+                again = [layer for layer in members if layer.name in failed]
+                passes.append((again, {name: replace(paths[name], kind="float32", omega=None) for name in failed}))
+                progress.add_pass()
     if not reached:
         raise ValueError(
             "none of the protected layers saw an input: is this the model that the batches run through, and does "
             "the mask leave any position?"
         )
-    return subspaces
+    return subspaces, updates
 
 
-def _grow_subspaces(plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow, store: Store) -> dict[str, Bases]:
-    """Return the bases after a task; layers that share Gram matrix, bases and threshold go on sharing bases."""
+def _choose_test_directions(
+    processes: ProcessGroup,
+    layers: Sequence[ProtectedLayer],
+    paths: Mapping[str, GramPath],
+    collect: Callable[..., dict[str, InputGram]],
+) -> dict[str, GramPath]:
+    """Return paths with the same test directions on every process, which the first one chooses for its first rows.
+
+    Sketches of different test directions cannot be summed, so a width is chosen that later rows hardly exceed.
+    """
+    sketched = [layer for layer in layers if paths[layer.name].kind == "sketch"]
+    if not sketched:
+        return dict(paths)
+
+    def is_enough(grams: Mapping[str, InputGram]) -> bool:
+        return all(name in grams and grams[name].is_folded for name in (layer.name for layer in sketched))
+
+    grams = processes.run_together(partial(collect, layers=sketched, paths=paths, is_enough=is_enough))
+    chosen: dict[int, Tensor | None] = {}
+    for gram in grams.values():
+        if id(gram) not in chosen:
+            chosen[id(gram)] = gram.choose_omega(SHARED_OVERSAMPLING) if isinstance(gram, WideGram) else None
+    # One object for all layers that share it: pickling keeps that.
+    omegas = processes.broadcast_object({name: chosen[id(gram)] for name, gram in grams.items()})
+    result = dict(paths)
+    for layer in sketched:
+        omega = omegas.get(layer.name)
+        result[layer.name] = replace(paths[layer.name], kind="float32" if omega is None else "sketch", omega=omega)
+    return result
+
+
+def _grow_subspaces(
+    plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow, store: Store
+) -> tuple[dict[str, Bases], list[LayerUpdate], list[str]]:
+    """Return the bases after a task; layers that share Gram matrix, bases and threshold go on sharing bases.
+
+    Returns:
+        Bases by layer, what happened to each Gram matrix, and the layers whose sketch does not certify the threshold.
+
+    Raises:
+        ValueError: A layer's inputs are not those of its bases.
+    """
     results: dict[tuple[int, int, float], Bases] = {}
+    updates: dict[tuple[int, int, float], LayerUpdate] = {}
     grown = {}
+    failed: list[str] = []
+    uncertified: set[int] = set()
     for name, gram in grams.items():
         layer, threshold = plan.scan.layers[name], plan.thresholds[name]
         key = (id(gram), id(layer.subspace), threshold)
+        if id(gram) in uncertified:
+            failed.append(name)
+            continue
         if key not in results:
             bases = layer.subspace or _make_empty(gram)
             if (bases.groups, bases.dimension) != (gram.groups, gram.dimension):
@@ -278,9 +401,16 @@ def _grow_subspaces(plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow
                     f"layer {name!r} has changed: its inputs have {gram.groups} x {gram.dimension} dimensions, its "
                     f"bases {bases.groups} x {bases.dimension}"
                 )
-            results[key] = grow(bases, gram, threshold).compress(store)
+            try:
+                results[key] = grow(bases, gram, threshold).compress(store)
+            except UncertifiedError:
+                uncertified.add(id(gram))
+                failed.append(name)
+                continue
+            updates[key] = describe_update(bases, results[key], gram)
+        updates[key].layers.append(name)
         grown[name] = results[key]
-    return grown
+    return grown, list(updates.values()), failed
 
 
 def _make_empty(gram: InputGram) -> Bases:
@@ -291,7 +421,11 @@ def _make_empty(gram: InputGram) -> Bases:
 
 
 def check_not_single_batch(batches: Any) -> None:
-    """Raise if batches look like a single one, which would be taken apart into wrong batches."""
+    """Raise if batches look like a single one, which would be taken apart into wrong batches.
+
+    Raises:
+        TypeError: They do.
+    """
     is_tensor_pair = isinstance(batches, tuple) and len(batches) == 2 and all(isinstance(b, Tensor) for b in batches)
     if isinstance(batches, Tensor | Mapping | PackedSequence) or (
         is_tensor_pair and batches[0].dim() != batches[1].dim()
@@ -300,7 +434,11 @@ def check_not_single_batch(batches: Any) -> None:
 
 
 def check_passes(passes: Sequence[object], batches: Iterable[Any], budget: int) -> None:
-    """Raise if several passes over the data are needed and an iterator gives only one."""
+    """Raise if several passes over the data are needed and an iterator gives only one.
+
+    Raises:
+        ValueError: This is so.
+    """
     if len(passes) > 1 and isinstance(batches, Iterator):
         raise ValueError(
             f"the Gram matrices take {len(passes)} passes over the data and an iterator gives one: pass a "

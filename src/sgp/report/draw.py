@@ -1,4 +1,4 @@
-"""Figures as files for papers, and as SVG inside the page, which follows its colours and tells its values."""
+"""Draw figures as files for papers, and as SVG for the page, with the page's colours and a title for each value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE: dict[str, Any] = {
     "axes.edgecolor": palette.MUTED.light,
     "axes.labelcolor": palette.MUTED.light,
     "axes.linewidth": 0.6,
-    # What is behind shows through, on the page too.
+    # Transparent, so that the page's background shows through.
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,7 +39,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "legend.handlelength": 1.6,
-    # What a user named is no formula.
+    # Names of users are not formulas.
     "text.parse_math": False,
     "svg.fonttype": "none",
     "pdf.fonttype": 42,
@@ -47,17 +47,24 @@ STYLE: dict[str, Any] = {
 }
 SVG = "http://www.w3.org/2000/svg"
 LEGEND_COLUMNS = 4
-# By suffix, with what keeps the date out of the file.
+# Metadata by suffix, without the date, so that equal figures are equal files.
 FORMATS: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "png": {}, "svg": {"Date": None}}
 
 
 def draw(figure: Figure) -> dict[str, bytes]:
-    """The figure in each format, by the name's suffix; `svg` is for the page."""
+    """Draw a figure.
+
+    Args:
+        figure: Figure to draw.
+
+    Returns:
+        Content of the file of each format, by suffix. The SVG is for the page.
+    """
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
     style: Any = STYLE | {"svg.hashsalt": figure.name}
-    with matplotlib.rc_context(style), _quiet():
+    with matplotlib.rc_context(style), _ignore_missing_glyphs():
         canvas = Canvas(figsize=(WIDTH, figure.drawing.height), layout="constrained")
         axes = canvas.add_subplot()
         tips = figure.drawing.draw(axes)
@@ -68,7 +75,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
             rows = -(-len(labels) // columns)
             canvas.set_figheight(figure.drawing.height + 0.18 * rows)
             canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
-        # Once for all formats: most of the time goes into it.
+        # Once for all formats, because it takes most of the time.
         canvas.draw_without_rendering()
         canvas.set_layout_engine("none")
         files = {}
@@ -76,20 +83,20 @@ def draw(figure: Figure) -> dict[str, bytes]:
             target = io.BytesIO()
             canvas.savefig(target, format=kind, metadata=about, facecolor="none" if kind == "svg" else "white")
             files[kind] = target.getvalue()
-    files["svg"] = _for_page(files["svg"], figure.name, tips)
+    files["svg"] = _adapt_to_page(files["svg"], figure.name, tips)
     return files
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _ignore_missing_glyphs() -> Iterator[None]:
     with warnings.catch_warnings():
-        # A name may have signs that the font lacks; the page shows them all the same.
+        # A name may have characters that the font lacks; browsers show them.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         yield
 
 
-def _for_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
-    """An SVG to stand inside a page: no header, colours of the page, ids of its own, a title for each value."""
+def _adapt_to_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
+    """Return an SVG for the page: no metadata, colours of the page, unique ids, a title for each value."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(svg)
@@ -97,11 +104,11 @@ def _for_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
         root.remove(child)
     for attribute in ("width", "height"):
         del root.attrib[attribute]
-    # The figure around it has a name and its values as a table.
+    # The figure around the drawing has a name and a table of the values.
     root.set("aria-hidden", "true")
     groups = {element.get("id"): element for element in root.iter(f"{{{SVG}}}g")}
     for gid, texts in tips.items():
-        for mark, text in zip(_marks(groups.get(gid)), texts, strict=True):
+        for mark, text in zip(_find_marks(groups.get(gid)), texts, strict=True):
             mark.set("class", "mark")
             ElementTree.SubElement(mark, f"{{{SVG}}}title").text = text
     for element in root.iter():
@@ -109,20 +116,20 @@ def _for_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:
             if attribute == "id":
                 element.set(attribute, f"{name}-{value}")
             elif attribute in ("style", "clip-path") or attribute.endswith("href"):
-                element.set(attribute, _own(value, name))
+                element.set(attribute, _replace_references(value, name))
     return ElementTree.tostring(root)
 
 
-def _own(value: str, name: str) -> str:
-    """References to ids of this figure, and colours of the page."""
+def _replace_references(value: str, name: str) -> str:
+    """Return an attribute with references to ids of this figure, and variables of the page as colours."""
     value = re.sub(r"(url\(#|^#(?=[a-z]\w{8}))", rf"\g<1>{name}-", value)
     for number, colour in enumerate(palette.EVERY):
         value = value.replace(colour.light, f"var(--c{number})")
     return value
 
 
-def _marks(group: ElementTree.Element | None) -> list[ElementTree.Element]:
-    """The elements of a group that stand for single values: markers of a line, or the one patch."""
+def _find_marks(group: ElementTree.Element | None) -> list[ElementTree.Element]:
+    """Return the elements of a group that stand for single values: markers of a line, or the only patch."""
     if group is None:
         return []
     uses = list(group.iter(f"{{{SVG}}}use"))

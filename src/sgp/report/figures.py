@@ -1,48 +1,79 @@
-"""The paper's figures and some more, for what was run: of each only what the runs contain."""
+"""Figures of a report: those of the paper and some more, of each what the runs contain."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import mean, stdev
 
 from torch import Tensor
 
 from sgp import paper
 from sgp.experiments.display import span
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import games, palette, words
-from sgp.report.collect import REPEATS, TECHNICAL, Run
-from sgp.report.groups import Group, labels, main_scope, plain_ones, reference_of
+from sgp.report.collect import Run
+from sgp.report.groups import Comparison, Group, find_comparisons, find_reference, make_labels
 from sgp.report.plots import Bar, Bars, Figure, Heat, Lines, Series
 
-# Of the tasks of a run, the curves of so many are drawn.
+# Largest number of tasks whose curves are drawn in one figure.
 CURVES = 6
-# Of more layers than this those of one kind are taken together, and of so many the curves are drawn.
+# Largest number of layers with figures of their own; of more layers, those of one kind are averaged.
 LAYERS = 12
 
 
-def all_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Every figure for which there is something to draw."""
+def make_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Make every figure for which there is something to draw.
+
+    Args:
+        groups: Groups of all benchmarks.
+
+    Returns:
+        The figures, benchmark by benchmark.
+    """
     figures: list[Figure] = []
     for benchmark in dict.fromkeys(each.benchmark for each in groups):
         own = [each for each in groups if each.benchmark == benchmark]
-        compared = plain_ones(main_scope(own))
-        if own[0].is_game:
-            figures += games.figures(benchmark, main_scope(own))
-            figures += _costs(benchmark, compared, labels(compared)) if len(compared) > 1 else []
-        else:
-            figures += _comparison(benchmark, compared)
-            figures += _against_alpha(benchmark, own)
-        limits = _limits([each for each in compared if not each.is_game])
-        for each in compared:
-            figures += _inside(each, limits)
+        comparisons = find_comparisons(own)
+        for number, comparison in enumerate(comparisons, start=1):
+            made = _compare(benchmark, comparison)
+            figures += made if number == 1 else (_place_after(each, number, comparison) for each in made)
+        if not own[0].is_game:
+            figures += _plot_alpha(benchmark, own)
+        described = [
+            each
+            for number, comparison in enumerate(comparisons)
+            for each in comparison.methods
+            if number == 0 or each.follows_paper
+        ]
+        limits = _find_limits([each for each in described if not each.is_game])
+        for each in described:
+            figures += _describe_group(each, limits)
     return figures
 
 
-def _comparison(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
-    """Groups side by side."""
-    names, several = labels(groups), len(groups) > 1
-    title = words.benchmark(benchmark)
+def _compare(benchmark: str, comparison: Comparison) -> Iterator[Figure]:
+    """Yield the figures with all methods of a comparison."""
+    compared = comparison.methods
+    if compared[0].is_game:
+        yield from games.make_figures(benchmark, comparison.groups)
+        if len(compared) > 1:
+            yield from _plot_costs(benchmark, compared, make_labels(compared))
+    else:
+        yield from _plot_accuracies(benchmark, compared)
+
+
+def _place_after(figure: Figure, number: int, comparison: Comparison) -> Figure:
+    """Return a figure of a later comparison, with a name and a section of its own."""
+    name = f"{figure.benchmark}-{number}{figure.name.removeprefix(figure.benchmark)}"
+    return replace(figure, name=name, section=f"{figure.section}: {comparison.title}")
+
+
+def _plot_accuracies(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
+    """Yield the accuracies and the costs of groups side by side."""
+    names, several = make_labels(groups), len(groups) > 1
+    title = words.name_benchmark(benchmark)
     tasks = len(groups[0].first.names)
     kinds: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
         ("learned", "Each task when it was learned (R_ii)", lambda matrix: matrix.diagonal()),
@@ -53,10 +84,10 @@ def _comparison(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
             f"{benchmark}-{name}",
             heading,
             Lines(
-                [_per_task(each, names[each.number], pick) for each in groups],
+                [_make_series(each, names[each.number], pick) for each in groups],
                 "task",
                 "accuracy (%)",
-                ticks=_ticks(tasks),
+                ticks=_make_ticks(tasks),
             ),
             f"{title}: test accuracy of each task, "
             + ("immediately after it was learned." if name == "learned" else "after the last one was learned."),
@@ -64,19 +95,19 @@ def _comparison(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
             benchmark,
         )
     if several and tasks > 1:
-        yield _scatter(benchmark, groups, names)
+        yield _plot_stability(benchmark, groups, names)
     if several:
-        yield from _costs(benchmark, groups, names)
+        yield from _plot_costs(benchmark, groups, names)
 
 
-def _ticks(tasks: int) -> dict[float, str]:
+def _make_ticks(tasks: int) -> dict[float, str]:
     step = 1 if tasks <= 10 else 5
     return {number: str(number) for number in range(1, tasks + 1) if number == 1 or number % step == 0}
 
 
-def _per_task(each: Group, label: str, pick: Callable[[Tensor], Tensor]) -> Series:
+def _make_series(each: Group, label: str, pick: Callable[[Tensor], Tensor]) -> Series:
     rows = [pick(run.accuracies).tolist() for run in each.runs]
-    colour, marker = palette.of_method(each.method)
+    colour, marker = palette.choose_look(each.method)
     several = len(rows) > 1
     return Series(
         label,
@@ -89,12 +120,12 @@ def _per_task(each: Group, label: str, pick: Callable[[Tensor], Tensor]) -> Seri
     )
 
 
-def _scatter(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Figure:
+def _plot_stability(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Figure:
     series = []
     for each in groups:
         if each.is_joint:
             continue
-        colour, marker = palette.of_method(each.method)
+        colour, marker = palette.choose_look(each.method)
         learned = float(each.accuracies.diagonal().mean())
         note = f"ACC {each.acc:.2f} %"
         series.append(Series(names[each.number], [learned], [mean(each.bwts)], colour, marker, line="", notes=[note]))
@@ -102,16 +133,16 @@ def _scatter(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> 
         f"{benchmark}-stability",
         "Stability against plasticity",
         Lines(series, "accuracy when learned, mean of R_ii (%)", "backward transfer (points)", digits=2),
-        f"{words.benchmark(benchmark)}: to the right, new tasks are learned better; upwards, old ones are kept better.",
+        f"{words.name_benchmark(benchmark)}: new tasks are learned better to the right, old ones kept better upwards.",
         "Accuracy",
         benchmark,
     )
 
 
-def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
-    """Time and memory, relative to GPM's if it was run."""
-    title = words.benchmark(benchmark)
-    reference = reference_of(groups[0], groups)
+def _plot_costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
+    """Yield time and memory, relative to GPM's if GPM was run."""
+    title = words.name_benchmark(benchmark)
+    reference = find_reference(groups[0], groups)
     relative = reference is not None and reference.seconds > 0 and reference.extra_bytes > 0
     kinds: list[tuple[str, str, str, Callable[[Group | Run], float]]] = [
         ("time", "Training time", "minutes", lambda each: each.seconds / 60),
@@ -122,18 +153,17 @@ def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> It
         bars = []
         for each in groups:
             amounts = [value(run) / scale for run in each.runs]
-            known = paper.table("time", benchmark).get(each.method) if name == "time" and relative else None
+            known = paper.times(benchmark).get(each.method) if name == "time" and relative else None
             quoted = (
                 paper.table("quoted", benchmark).get("memory") if name == "memory" and each.method == "sgp" else None
             )
-            as_paper = not each.partial and not each.changes
             bars.append(
                 Bar(
                     names[each.number],
                     mean(amounts),
-                    palette.of_method(each.method)[0],
+                    palette.choose_look(each.method)[0],
                     stdev(amounts) if len(amounts) > 1 else 0.0,
-                    (known or (quoted if relative else None)) if as_paper else None,
+                    (known or (quoted if relative else None)) if each.follows_paper else None,
                 )
             )
         if not any(bar.value for bar in bars):
@@ -142,13 +172,13 @@ def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> It
         caption = f"{title}: " + (
             "wall time of whole runs."
             if name == "time"
-            else "bytes that are kept beside the network after the last task."
+            else "bytes that are stored beside the network after the last task."
         )
         if reference is not None and relative:
             caption += (
                 f" GPM took {span(reference.seconds)}."
                 if name == "time"
-                else f" GPM keeps {words.size(reference.extra_bytes)}."
+                else f" GPM stores {words.format_size(reference.extra_bytes)}."
             )
         digits = 2 if name == "time" or not relative else 3
         yield Figure(
@@ -161,23 +191,23 @@ def _costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> It
         )
 
 
-def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
-    """ACC over SGP's alpha, for groups that differ in nothing else."""
+def _plot_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
+    """Yield ACC over SGP's alpha, of groups that differ in nothing else."""
     studies: dict[tuple[str, ...], list[Group]] = {}
     for each in groups:
         values = each.first.settings
-        if each.method == "sgp":  # others have an alpha that is something else
+        if each.method == "sgp":  # other methods have another alpha
             others = tuple(f"{k}={v!r}" for k, v in values.items() if k not in ("alpha", *REPEATS, *TECHNICAL))
             studies.setdefault(others, []).append(each)
     found = [study for study in studies.values() if len(study) > 1]
     for number, study in enumerate(found):
-        finite = sorted((each for each in study if 0 < each.first.settings["alpha"] < float("inf")), key=_alpha)
+        finite = sorted((each for each in study if 0 < each.first.settings["alpha"] < float("inf")), key=_get_alpha)
         if len(finite) < 2:
             continue
-        colour, marker = palette.of_method(study[0].method)
+        colour, marker = palette.choose_look(study[0].method)
         series = Series(
-            words.method(study[0].method),
-            [_alpha(each) for each in finite],
+            words.name_method(study[0].method),
+            [_get_alpha(each) for each in finite],
             [each.acc for each in finite],
             colour,
             marker,
@@ -186,10 +216,14 @@ def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
             else [],
             notes=[each.repeats for each in finite],
         )
-        reference = reference_of(study[0], groups)
-        levels = [(f"{words.method('gpm')} (alpha ∞)", reference.acc, palette.of_method("gpm")[0])] if reference else []
+        reference = find_reference(study[0], groups)
+        levels = (
+            [(f"{words.name_method('gpm')} (alpha ∞)", reference.acc, palette.choose_look("gpm")[0])]
+            if reference
+            else []
+        )
         best = paper.table("quoted", benchmark).get("best_alpha")
-        caption = f"{words.benchmark(benchmark)}: average accuracy after all tasks as the scale coefficient grows."
+        caption = f"{words.name_benchmark(benchmark)}: average accuracy after all tasks as the scale coefficient grows."
         caption += f" The paper finds the best at {' to '.join(map(str, best))}." if best else ""
         if study[0].partial:
             caption += f" Partial runs: {study[0].partial}."
@@ -201,7 +235,7 @@ def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
                 "alpha",
                 "ACC (%)",
                 digits=2,
-                ticks={_alpha(each): f"{_alpha(each):g}" for each in finite},
+                ticks={_get_alpha(each): f"{_get_alpha(each):g}" for each in finite},
                 log_x=True,
                 levels=levels,
             ),
@@ -211,22 +245,22 @@ def _against_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
         )
 
 
-def _alpha(each: Group) -> float:
+def _get_alpha(each: Group) -> float:
     return float(each.first.settings["alpha"])
 
 
-def _limits(groups: Sequence[Group]) -> tuple[float, float]:
-    """The lowest and the highest accuracy of some groups."""
+def _find_limits(groups: Sequence[Group]) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy of some groups."""
     learned = [row[: task + 1] for each in groups for task, row in enumerate(each.accuracies.tolist())]
     values = [value for row in learned for value in row]
     return (min(values), max(values)) if values else (0.0, 100.0)
 
 
-def _inside(each: Group, limits: tuple[float, float]) -> Iterator[Figure]:
-    """One group by itself."""
+def _describe_group(each: Group, limits: tuple[float, float]) -> Iterator[Figure]:
+    """Yield the figures of a single group: its accuracy matrix and what its memory stores."""
     slug, title = f"{each.benchmark}-{each.method}-{each.number}", each.title
     tasks = len(each.first.names)
-    about = f"{words.benchmark(each.benchmark)}, {title}"
+    about = f"{words.name_benchmark(each.benchmark)}, {title}"
     if tasks > 1 and not each.is_joint and not each.is_game:
         rows = [each.accuracies[task, : task + 1].tolist() for task in range(tasks)]
         yield Figure(
@@ -241,16 +275,16 @@ def _inside(each: Group, limits: tuple[float, float]) -> Iterator[Figure]:
         )
     layers = list(each.first.tasks[0].get("free", {}))
     if layers and tasks > 1:
-        kinds = _kinds(layers)
+        kinds = _group_layers(layers)
         series = [
             Series(
-                words.clean(kind),
+                words.remove_control_characters(kind),
                 range(1, tasks + 1),
                 [
                     100 * mean(run.tasks[task]["free"].get(layer, 1.0) for run in each.runs for layer in own)
                     for task in range(tasks)
                 ],
-                palette.ramp(number, len(kinds)),
+                palette.choose_ramp_colour(number, len(kinds)),
                 "osD^v<>"[number % 7],
             )
             for number, (kind, own) in enumerate(kinds.items())
@@ -258,49 +292,53 @@ def _inside(each: Group, limits: tuple[float, float]) -> Iterator[Figure]:
         yield Figure(
             f"{slug}-free",
             f"Free capacity: {title}",
-            Lines(series, "after task", "free (%)", ticks=_ticks(tasks)),
+            Lines(series, "after task", "free (%)", ticks=_make_ticks(tasks)),
             f"{about}: the share of each layer that later tasks may still use"
             + (f"; of {len(layers)} layers the mean of each kind." if len(kinds) < len(layers) else "."),
             "Memory of each layer",
             each.benchmark,
         )
-    yield from _curves(each, slug, about, "importances", "Importances", "importance of a basis", log=False)
-    yield from _curves(
+    yield from _plot_curves(each, slug, about, "importances", "Importances", "importance of a basis", log=False)
+    yield from _plot_curves(
         each, slug, about, "singular values", "Singular values", "singular value, largest is 1", log=True
     )
 
 
-def _curves(each: Group, slug: str, about: str, key: str, heading: str, axis: str, *, log: bool) -> Iterator[Figure]:
-    """Of each layer, a curve over its bases after some of the tasks."""
+def _plot_curves(
+    each: Group, slug: str, about: str, key: str, heading: str, axis: str, *, log: bool
+) -> Iterator[Figure]:
+    """Yield a figure of each layer, with a curve over its bases after some of the tasks."""
     run = each.first
-    layers = [layer for layer, told in run.tasks[-1].get("bases", {}).items() if told.get(key)]
-    drawn = [layers[position] for position in _some(len(layers), LAYERS)]
+    layers = [layer for layer, recorded in run.tasks[-1].get("bases", {}).items() if recorded.get(key)]
+    drawn = [layers[position] for position in _choose_positions(len(layers), LAYERS)]
     for number, layer in enumerate(drawn, start=1):
         series = []
-        for task in _some(len(run.tasks), CURVES):
-            told = run.tasks[task].get("bases", {}).get(layer, {}).get(key)
-            if told:
-                positions, values = zip(*told, strict=True)
-                colour = palette.ramp(task, len(run.tasks))
+        for task in _choose_positions(len(run.tasks), CURVES):
+            recorded = run.tasks[task].get("bases", {}).get(layer, {}).get(key)
+            if recorded:
+                positions, values = zip(*recorded, strict=True)
+                colour = palette.choose_ramp_colour(task, len(run.tasks))
                 series.append(Series(f"after task {task + 1}", positions, values, colour, "o"))
         last = run.tasks[-1]["bases"][layer]
-        caption = f"{about}, layer {words.clean(layer)}: "
+        caption = f"{about}, layer {words.remove_control_characters(layer)}: "
         if key == "importances":
             share = last["blocked"] / last["count"] if last["count"] else 0.0
             caption += (
-                f"importances of the bases in falling order. In the end {last['blocked']} of {last['count']} bases "
-                f"({100 * share:.0f} %) are fully blocked."
+                f"importances of the bases in descending order. After the last task {last['blocked']} of "
+                f"{last['count']} bases ({100 * share:.0f} %) are fully blocked."
             )
             quoted = paper.table("quoted", each.benchmark).get("blocked")
-            if quoted and layer == layers[-1] and not each.partial and not each.changes and each.method == "sgp":
+            if quoted and layer == layers[-1] and each.follows_paper and each.method == "sgp":
                 caption += f" The paper says about {100 * quoted:.0f} % for its last layer."
         else:
-            caption += "how strong the inputs of a task are along each direction, old bases included, in falling order."
-        caption += f" Of {_which(each)}." if len(each.runs) > 1 else ""
+            caption += (
+                "how strong the inputs of a task are along each direction, old bases included, in descending order."
+            )
+        caption += f" Of {_name_run(each)}." if len(each.runs) > 1 else ""
         caption += f" Of {len(layers)} layers {len(drawn)} are drawn." if len(drawn) < len(layers) else ""
         yield Figure(
             f"{slug}-{key.split()[0]}-{number}",
-            f"{heading}: {words.clean(layer)}, {each.title}",
+            f"{heading}: {words.remove_control_characters(layer)}, {each.title}",
             Lines(series, "basis" if not log else "direction", axis, digits=3, log_x=log, log_y=log),
             caption,
             heading,
@@ -308,13 +346,13 @@ def _curves(each: Group, slug: str, about: str, key: str, heading: str, axis: st
         )
 
 
-def _which(each: Group) -> str:
+def _name_run(each: Group) -> str:
     order = each.first.settings.get("order")
     return f"seed {each.first.config.seed}" + (f", order {order}" if order is not None else "")
 
 
-def _kinds(layers: Sequence[str]) -> dict[str, list[str]]:
-    """Layers by name; where there are many, those that differ in their number alone together."""
+def _group_layers(layers: Sequence[str]) -> dict[str, list[str]]:
+    """Return layers grouped by name; where there are many, those that differ only in a number together."""
     kinds: dict[str, list[str]] = {}
     for layer in layers:
         kind = re.sub(r"(?<![^.])\d+(?![^.])", "*", layer) if len(layers) > LAYERS else layer
@@ -322,8 +360,8 @@ def _kinds(layers: Sequence[str]) -> dict[str, list[str]]:
     return kinds
 
 
-def _some(amount: int, most: int) -> Iterable[int]:
-    """Positions of some of an amount, with the first and the last."""
+def _choose_positions(amount: int, most: int) -> Iterable[int]:
+    """Return at most `most` positions of an amount, with the first and the last."""
     if amount <= most:
         return range(amount)
     return sorted({round(number * (amount - 1) / (most - 1)) for number in range(most)})

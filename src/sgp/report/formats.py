@@ -1,4 +1,4 @@
-"""Tables as files: CSV for programs, LaTeX for papers."""
+"""Format tables as files: CSV for programs, LaTeX for papers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LATEX = {
 }
 
 
-def as_csv(table: Table) -> str:
-    """Every cell in quotes, so that a name cannot end one; numbers to sort by are in columns of their own."""
+def format_csv(table: Table) -> str:
+    """Return a table as CSV. Every cell is quoted; numbers to sort by are in columns of their own."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     numeric = [any(row[place].value is not None for row in table.rows) for place in range(len(table.columns))]
@@ -51,19 +51,19 @@ def as_csv(table: Table) -> str:
     return text.getvalue()
 
 
-def as_latex(table: Table) -> str:
-    """A tabular with the rules of booktabs."""
+def format_latex(table: Table) -> str:
+    """Return a table as LaTeX, with the rules of booktabs."""
     sides = "".join("r" if column.numeric else "l" for column in table.columns)
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}",
         "\\centering",
-        f"\\caption{{{escape(table.title)}}}",
+        f"\\caption{{{escape_latex(table.title)}}}",
         f"\\begin{{tabular}}{{{sides}}}",
         "\\toprule",
-        " & ".join(escape(column.title) for column in table.columns) + r" \\",
+        " & ".join(escape_latex(column.title) for column in table.columns) + r" \\",
         "\\midrule",
-        *(" & ".join(escape(_with_note(cell)) for cell in row) + r" \\" for row in table.rows),
+        *(" & ".join(escape_latex(_with_note(cell)) for cell in row) + r" \\" for row in table.rows),
         "\\bottomrule",
         "\\end{tabular}",
         "\\end{table}",
@@ -71,8 +71,8 @@ def as_latex(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def escape(text: str) -> str:
-    """As LaTeX prints it."""
+def escape_latex(text: str) -> str:
+    """Return a text escaped for LaTeX."""
     return "".join(LATEX.get(each, each) for each in text)
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but seed and task order, whose numbers may be averaged; and what they come to."""
+"""Groups of runs that differ only in seed and task order, and comparisons of groups that followed one protocol."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from torch import Tensor
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
 from sgp.experiments.config import configure, is_whole
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
-from sgp.report.collect import REPEATS, TECHNICAL, Run
+from sgp.report.collect import Run
+from sgp.report.reproduction import find_differences, find_expected_settings
 
-# Methods that are no continual learning but what it is measured against.
+# Methods that are no continual learning, but bounds to measure it by.
 BOUNDS = ("multitask", "stl")
-# What two runs must have in common for their times, memories and accuracies to say something of each other.
-SCOPE = ("benchmark", "preset", "recipe", "network", "tasks", "epochs", "samples", "kind", "pixels", "games", "steps")
-# How much was learned.
+# Settings that say how much a run trains.
 AMOUNTS = ("tasks", "epochs", "samples", "steps", "games")
+# Settings that two runs must have in common for their times, memories and accuracies to be comparable.
+PROTOCOL = ("benchmark", "preset", "recipe", "network", "kind", "pixels", *AMOUNTS)
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Group:
     """Runs of one experiment.
 
     Attributes:
-        runs: at least one.
-        number: of the group in the report, from 1.
+        runs: Runs, at least one.
+        number: Number of the group in the report, from 1.
     """
 
     runs: Sequence[Run]
@@ -40,160 +42,223 @@ class Group:
 
     @property
     def first(self) -> Run:
+        """First run."""
         return self.runs[0]
 
     @property
     def benchmark(self) -> str:
+        """Name of the benchmark."""
         return self.first.config.benchmark
 
     @property
     def method(self) -> str:
+        """Name of the method."""
         return self.first.config.method
 
     @property
     def anchor(self) -> str:
-        """Where the page tells of its runs."""
+        """Anchor of the group's runs on the page."""
         return f"group-{self.number}"
 
     @cached_property
-    def scope(self) -> tuple[str, ...]:
-        return tuple(repr(self.first.settings.get(name)) for name in SCOPE)
+    def follows_paper(self) -> bool:
+        """Whether every setting is that of the paper's table of results for the benchmark."""
+        if all(cell.benchmark != self.benchmark for cell in paper.find_cells()):
+            return False
+        return not find_differences(self.first.settings, find_expected_settings(self.benchmark, self.method))
+
+    @cached_property
+    def protocol(self) -> tuple[str, ...]:
+        """Protocol of the runs: groups of equal protocols can be compared."""
+        # The rows of one table of the paper are compared under different presets.
+        if self.follows_paper:
+            return self.benchmark, "as in the paper"
+        return tuple(repr(self.first.settings.get(name)) for name in PROTOCOL)
 
     @cached_property
     def changes(self) -> dict[str, Any]:
         """Settings that are not those of benchmark, method, preset and recipe."""
         config = self.first.config
         usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
-        ours = self.first.settings
         return {
             name: value
-            for name, value in ours.items()
+            for name, value in self.first.settings.items()
             if name not in (*REPEATS, *TECHNICAL) and value != usual.get(name)
         }
 
     @cached_property
     def variant(self) -> str:
-        """What tells the group from others of its method that learned as much."""
+        """Difference from other groups of the method that trained as much, in words."""
         config = self.first.config
         parts = [f"preset {config.preset}"] if config.preset != "paper" else []
         parts += [f"recipe {config.recipe}"] if config.recipe != "paper" else []
-        told = (*AMOUNTS, *(["pixels"] if self.changes.get("pixels") == "true" else [])) if self.partial else ()
-        parts += [f"{name} {words.plain(value)}" for name, value in self.changes.items() if name not in told]
+        named = (*AMOUNTS, *(["pixels"] if self.changes.get("pixels") == "true" else [])) if self.partial else ()
+        parts += [f"{name} {words.format_value(value)}" for name, value in self.changes.items() if name not in named]
         return ", ".join(parts)
 
     @cached_property
     def setting(self) -> str:
-        """What tells the group from others of its method, and from the paper's runs."""
+        """Difference from other groups of the method and from the paper's runs, in words."""
         return "; ".join(filter(None, (self.variant, f"partial: {self.partial}" if self.partial else "")))
 
     @property
     def title(self) -> str:
-        """For a legend or a heading, where it stands alone."""
-        return words.method(self.method) + (f" ({self.setting})" if self.setting else "")
+        """Title for a legend or a heading, where it stands alone."""
+        return words.name_method(self.method) + (f" ({self.setting})" if self.setting else "")
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the benchmark was learned, and as the paper did."""
+        """Whether the runs trained on all that the paper's runs train on."""
         return not self.partial
 
     @cached_property
     def partial(self) -> str:
-        """What is missing for it to stand beside the paper, in words; empty if nothing is."""
+        """Difference from the paper's amount of training and data, in words; empty without a difference."""
         config, ours = self.first.config, self.first.settings
         whole = configure(config.benchmark, config.method, config.preset).flat()
         amounts = ("steps",) if self.is_game else ("tasks", "epochs")
         parts = [f"{ours[name]:,} of {whole[name]:,} {name}" for name in amounts if ours.get(name) != whole.get(name)]
         if ours.get("games") != whole.get("games"):
-            parts.append(f"games {words.plain(ours['games'])}")
-        parts += [f"{ours['samples']} examples a task"] if ours.get("samples") is not None else []
+            parts.append(f"games {words.format_value(ours['games'])}")
+        parts += [f"{ours['samples']} examples per task"] if ours.get("samples") is not None else []
         if ours.get("pixels", "scrambled") != "scrambled":
             parts.append("true pixels, where the paper's are scrambled")
-        return ", ".join(parts) or ("" if is_whole(config) else "not all that the paper's runs learn")
+        return ", ".join(parts) or ("" if is_whole(config) else "not all that the paper's runs train on")
 
     @cached_property
     def published(self) -> dict[str, float]:
-        """The paper's numbers, if these runs are what they are of."""
-        return paper.numbers(self.benchmark, self.method) if self.is_whole and not self.changes else {}
+        """Numbers of the paper that the runs can be compared with."""
+        return paper.numbers(self.benchmark, self.method) if self.follows_paper else {}
 
     @property
     def repeats(self) -> str:
-        """How many runs a mean rests on."""
+        """Number of runs that a mean is over, in words."""
         amount = len(self.runs)
         orders = {run.settings.get("order") for run in self.runs}
         seeds = {run.config.seed for run in self.runs}
         if len(orders) == amount > 1:
-            return words.count(amount, "order")
-        return words.count(amount, "seed" if len(seeds) == amount else "run")
+            return words.format_count(amount, "order")
+        return words.format_count(amount, "seed" if len(seeds) == amount else "run")
 
     @property
     def accs(self) -> list[float]:
+        """ACC of each run, in percent."""
         return [run.acc for run in self.runs]
 
     @property
     def acc(self) -> float:
+        """Mean ACC in percent."""
         return mean(self.accs)
 
     @property
     def bwts(self) -> list[float]:
-        """In points of accuracy; none where all tasks are learned at once."""
+        """BWT of each run in points of accuracy; empty where all tasks are learned at once."""
         return [] if self.is_joint else [run.bwt for run in self.runs if run.bwt is not None]
 
     @property
     def is_game(self) -> bool:
+        """Whether the tasks are games."""
         return self.first.is_game
 
     @property
     def is_joint(self) -> bool:
-        return METHODS[self.method].trains_jointly
+        """Whether the method learns all tasks at once."""
+        return METHODS.facts(self.method).trains_jointly
 
     @cached_property
     def accuracies(self) -> Tensor:
-        """The mean of R over the runs. [T, T]"""
+        """Mean of R over the runs, [T, T]."""
         return torch.stack([run.accuracies for run in self.runs]).mean(0)
 
     @property
     def seconds(self) -> float:
+        """Mean wall time of a run."""
         return mean(run.seconds for run in self.runs)
 
     @property
     def extra_bytes(self) -> float:
+        """Mean number of bytes that are stored beside the network."""
         return mean(run.extra_bytes for run in self.runs)
 
     @property
     def capacity(self) -> float:
+        """Mean number of parameters that inference uses, in percent of one network."""
         return mean(run.capacity for run in self.runs)
 
     @cached_property
     def names(self) -> list[str]:
-        """Of the tasks; of several task orders only the positions are the same."""
+        """Names of the tasks. Runs of several task orders have only the positions in common."""
         same = all(run.names == self.first.names for run in self.runs)
         return self.first.names if same else [f"task {number}" for number in range(1, len(self.first.names) + 1)]
 
 
-def group(runs: Iterable[Run]) -> list[Group]:
-    """Runs by experiment: in the order of benchmarks and methods in their registries, then of settings."""
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of one benchmark that followed the same protocol.
+
+    Attributes:
+        groups: Groups, at least one.
+    """
+
+    groups: Sequence[Group]
+
+    @cached_property
+    def methods(self) -> list[Group]:
+        """Groups without those that only study a setting: of each method the groups with the fewest changes."""
+        fewest: dict[str, int] = {}
+        for each in self.groups:
+            fewest[each.method] = min(fewest.get(each.method, len(each.changes)), len(each.changes))
+        return [each for each in self.groups if len(each.changes) == fewest[each.method]]
+
+    @property
+    def has_several_methods(self) -> bool:
+        """Whether there is something to compare."""
+        return len({each.method for each in self.groups}) > 1
+
+    @property
+    def follows_paper(self) -> bool:
+        """Whether the protocol is the paper's."""
+        return self.groups[0].follows_paper
+
+    @property
+    def title(self) -> str:
+        """Amount of training, in words."""
+        first = self.groups[0]
+        amount = words.format_count(len(first.first.names), "game" if first.is_game else "task")
+        return first.partial or (f"{amount}, as in the paper" if self.follows_paper else amount)
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Group runs by experiment.
+
+    Args:
+        runs: Runs of any experiments.
+
+    Returns:
+        Groups in the order of benchmarks and methods in their registries, then of settings.
+    """
     found: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         values = run.settings.items()
         key = tuple(f"{name}={value!r}" for name, value in values if name not in (*REPEATS, *TECHNICAL))
         found.setdefault(key, []).append(run)
-    groups = [Group(sorted(members, key=_repeat)) for members in found.values()]
-    groups.sort(key=_rank)
+    groups = [Group(sorted(members, key=_get_repeat_key)) for members in found.values()]
+    groups.sort(key=_get_sort_key)
     return [Group(each.runs, number) for number, each in enumerate(groups, start=1)]
 
 
-def _repeat(run: Run) -> tuple[int, int, str]:
+def _get_repeat_key(run: Run) -> tuple[int, int, str]:
     return run.config.seed, run.settings.get("order") or 0, str(run.path)
 
 
-def _rank(group: Group) -> tuple[object, ...]:
+def _get_sort_key(group: Group) -> tuple[object, ...]:
     from sgp.benchmarks import BENCHMARKS
 
     methods, benchmarks = list(METHODS), list(BENCHMARKS)
     alpha = group.first.settings.get("alpha", 0.0)
     return (
-        # What is not of the paper comes last.
-        not any(group.benchmark == of and paper.numbers(of, method) for of, method in paper.rows()),
+        # Benchmarks that are not in the paper's tables come last.
+        all(cell.benchmark != group.benchmark for cell in paper.find_cells()),
         benchmarks.index(group.benchmark),
         not group.is_whole,
         -len(group.first.names),
@@ -206,47 +271,49 @@ def _rank(group: Group) -> tuple[object, ...]:
     )
 
 
-def reference_of(group: Group, groups: Sequence[Group]) -> Group | None:
-    """GPM's group that another's time, memory and transfer are measured by: with the same tasks and epochs."""
-    same = [each for each in groups if each.method == "gpm" and each.scope == group.scope]
+def find_comparisons(groups: Sequence[Group]) -> list[Comparison]:
+    """Find the groups of a benchmark that can be compared with each other.
+
+    Args:
+        groups: Groups of one benchmark.
+
+    Returns:
+        A comparison for each protocol that several methods followed, and for the paper's protocol. If there is neither,
+        one comparison of the groups that trained the most. The first comparison is the one to show first: several
+        methods before a single one, the paper's protocol before others, then many methods before few.
+    """
+    by_protocol: dict[tuple[str, ...], list[Group]] = {}
+    for each in groups:
+        by_protocol.setdefault(each.protocol, []).append(each)
+    found = sorted(map(Comparison, by_protocol.values()), key=_rank_comparison, reverse=True)
+    return [each for each in found if each.has_several_methods or each.follows_paper] or found[:1]
+
+
+def _rank_comparison(comparison: Comparison) -> tuple[object, ...]:
+    first = comparison.groups[0]
+    settings = first.first.settings
+    amount = int(settings.get("steps" if first.is_game else "epochs") or 0)
+    methods = {each.method for each in comparison.groups}
+    is_whole = first.is_whole
+    return len(methods) > 1, is_whole, len(methods), len(first.first.names), amount, -first.number
+
+
+def find_reference(group: Group, groups: Sequence[Group]) -> Group | None:
+    """Return GPM's group of the same protocol, by which time, memory and transfer are measured; None without one."""
+    same = [each for each in groups if each.method == "gpm" and each.protocol == group.protocol]
     return min(same, key=lambda each: len(each.changes), default=None)
 
 
-def relative_transfer(group: Group, reference: Group) -> float:
-    """Forward transfer relative to another group's, in points of accuracy."""
+def compute_relative_transfer(group: Group, reference: Group) -> float:
+    """Return the forward transfer relative to another group, in points of accuracy."""
     return relative_fwt(group.accuracies, reference.accuracies)
 
 
-def labels(groups: Sequence[Group]) -> dict[int, str]:
-    """What groups of one scope are called in a legend: by method, and where that is not enough by what is changed."""
+def make_labels(groups: Sequence[Group]) -> dict[int, str]:
+    """Return the label of each group by its number: the method, and what is changed where several have one method."""
     methods = [each.method for each in groups]
     return {
-        each.number: words.method(each.method)
+        each.number: words.name_method(each.method)
         + (f" ({each.variant})" if each.variant and methods.count(each.method) > 1 else "")
         for each in groups
     }
-
-
-def main_scope(groups: Sequence[Group]) -> list[Group]:
-    """Of the groups of a benchmark those that are compared: the most tasks, then methods, that learned the same."""
-
-    def amount(group: Group) -> tuple[object, ...]:
-        methods = {each.method for each in groups if each.scope == group.scope}
-        return group.is_whole, len(group.first.names), len(methods), _epochs(group), -group.number
-
-    best = max(groups, key=amount)
-    return [each for each in groups if each.scope == best.scope]
-
-
-def _epochs(group: Group) -> int:
-    values = group.first.settings
-    return int(values.get("steps" if group.is_game else "epochs") or 0)
-
-
-def plain_ones(groups: Sequence[Group]) -> list[Group]:
-    """Without those that only study a setting: of each method those with the fewest changes."""
-    fewest: dict[tuple[str, ...], int] = {}
-    for each in groups:
-        key = (each.method, *each.scope)
-        fewest[key] = min(fewest.get(key, len(each.changes)), len(each.changes))
-    return [each for each in groups if len(each.changes) == fewest[each.method, *each.scope]]

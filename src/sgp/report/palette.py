@@ -1,6 +1,6 @@
-"""Colours and markers: one of each for every method, the same in all figures, told apart by colour-blind people too.
+"""Colours and markers: a pair for each method, the same in all figures, distinguishable by colour-blind people.
 
-Figures are drawn in the light colours. On the page each of them is a CSS variable, so that it has a dark form.
+Figures are drawn in the light colours. On the page each colour is a CSS variable, which has a value for dark pages.
 """
 
 from __future__ import annotations
@@ -11,13 +11,18 @@ from zlib import crc32
 
 @dataclass(frozen=True)
 class Colour:
-    """A colour on white, and its form on a dark page."""
+    """A colour.
+
+    Attributes:
+        light: Value on a light page.
+        dark: Value on a dark page.
+    """
 
     light: str
     dark: str
 
 
-# After Okabe and Ito, and Tol: at least 3 to 1 against the page in both forms.
+# After Okabe and Ito, and Tol: contrast of at least 3 to 1 against both pages.
 BLUE = Colour("#0b62a8", "#5aa9e6")
 ORANGE = Colour("#b85500", "#f0954a")
 GREEN = Colour("#00795a", "#3fbf95")
@@ -33,7 +38,7 @@ GRID = Colour("#dfe2e6", "#33383f")
 PAGE = Colour("#fefefe", "#15181c")
 ALL = (BLUE, ORANGE, GREEN, PURPLE, CYAN, RED, OLIVE, BROWN, GREY, INK, MUTED, GRID, PAGE)
 
-# From early to late, from light to dark; for tasks and for layers.
+# Colours of tasks and layers, from first to last.
 RAMP = (
     Colour("#b07d12", "#e0b04c"),
     Colour("#7f8420", "#b9bd5a"),
@@ -42,7 +47,7 @@ RAMP = (
     Colour("#255893", "#86b2ea"),
     Colour("#332e74", "#b3aef5"),
 )
-# Numbered as they are on the page.
+# In the order of their numbers on the page.
 EVERY = (*ALL, *RAMP)
 
 METHODS = {
@@ -72,14 +77,14 @@ METHODS = {
 MARKERS = "osD^v<>PX"
 
 
-def of_method(method: str) -> tuple[Colour, str]:
-    """Colour and marker; a method that is not known gets some by its name, so always the same."""
+def choose_look(method: str) -> tuple[Colour, str]:
+    """Return colour and marker of a method. An unknown method gets a pair that depends only on its name."""
     if method in METHODS:
         return METHODS[method]
     code = crc32(method.encode())
     return ALL[code % 9], MARKERS[code // 9 % len(MARKERS)]
 
 
-def ramp(position: int, amount: int) -> Colour:
-    """The colour of the one at a position, from 0, of an amount in a row."""
+def choose_ramp_colour(position: int, amount: int) -> Colour:
+    """Return the colour of a position, from 0, in a row of an amount of tasks or layers."""
     return RAMP[round(position * (len(RAMP) - 1) / max(1, amount - 1))]

@@ -1,4 +1,4 @@
-"""Kinds of plots: each is data that can be drawn, told point by point, and written out as a table."""
+"""Kinds of plots. Each is data that can be drawn, described point by point, and written as a table."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ from typing import Any
 from sgp.report import palette, words
 from sgp.report.palette import Colour
 
-# Of matplotlib, which need not be installed while types are checked.
+# Axes of matplotlib, which need not be installed while types are checked.
 Axes = Any
-# Above so many tasks the cells of a heat map are too small for numbers.
+# Largest number of tasks with numbers in the cells of a heat map; above it the cells are too small.
 MOST_NUMBERS = 12
-# A line of more points has markers too small to see, so that they only answer to the pointer.
+# Lines of more points have markers too small to see, which only respond to the pointer.
 MANY_POINTS = 40
-# Lines of one method with several settings have one colour.
-AGAIN: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+# Line styles of the second and later lines of one colour: a method with several settings.
+LINE_STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 
 
 class Drawing(ABC):
-    """What is drawn inside the axes of a figure."""
+    """Content of the axes of a figure."""
 
     height: float = 2.6
-    """Of the figure, in inches."""
+    """Height of the figure in inches."""
 
     @abstractmethod
     def draw(self, axes: Axes) -> dict[str, list[str]]:
-        """Draw it; what each point of a group of marks is, by the group's id."""
+        """Draw into axes.
+
+        Args:
+            axes: Axes of matplotlib.
+
+        Returns:
+            Description of each point of a group of marks, by the id of the group.
+        """
 
     @abstractmethod
     def header(self) -> list[str]:
-        """Of the values as a table."""
+        """Return the titles of the columns of the values."""
 
     @abstractmethod
     def values(self) -> list[list[str]]:
-        """All values, in rows."""
+        """Return all values in rows."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +51,14 @@ class Series:
     """Points with a name.
 
     Attributes:
-        label: in the legend.
-        xs: of the points.
-        ys: of the points.
-        colour: of them.
-        marker: of them.
-        deviations: of the points, if they are means.
-        line: how they are joined; empty for not at all.
-        notes: more to say of each point.
+        label: Label in the legend.
+        xs: Positions of the points.
+        ys: Values of the points.
+        colour: Colour of line and markers.
+        marker: Marker of matplotlib.
+        deviations: Standard deviations of the points, if they are means.
+        line: Line style that joins the points; empty for none.
+        notes: Notes on each point.
     """
 
     label: str
@@ -69,15 +76,15 @@ class Lines(Drawing):
     """Series over an axis.
 
     Attributes:
-        series: of them.
-        x: title of the axis.
-        y: title of the axis.
-        digits: of the values that are told.
-        ticks: names of positions on the axis.
-        log_x: whether the axis is logarithmic.
-        log_y: whether the axis is logarithmic.
-        levels: dashed lines across, by name.
-        height: of the figure.
+        series: Series to draw.
+        x: Title of the horizontal axis.
+        y: Title of the vertical axis.
+        digits: Digits of the values in descriptions.
+        ticks: Labels of positions on the horizontal axis.
+        log_x: Whether the horizontal axis is logarithmic.
+        log_y: Whether the vertical axis is logarithmic.
+        levels: Name, value and colour of each dashed horizontal line.
+        height: Height of the figure in inches.
     """
 
     series: Sequence[Series]
@@ -96,11 +103,11 @@ class Lines(Drawing):
         for number, each in enumerate(self.series):
             many = len(each.xs) > MANY_POINTS
             looks.append((each.colour, each.marker, each.line))
-            again = looks.count(looks[-1]) - 1
+            repetition = looks.count(looks[-1]) - 1
             (line,) = axes.plot(
                 each.xs,
                 each.ys,
-                linestyle=AGAIN[again % len(AGAIN)] if each.line == "-" else each.line or "none",
+                linestyle=LINE_STYLES[repetition % len(LINE_STYLES)] if each.line == "-" else each.line or "none",
                 color=each.colour.light,
                 marker=each.marker,
                 markersize=1.5 if many else 4.5 if each.line else 8,
@@ -113,7 +120,7 @@ class Lines(Drawing):
                 low = [y - d for y, d in zip(each.ys, each.deviations, strict=True)]
                 high = [y + d for y, d in zip(each.ys, each.deviations, strict=True)]
                 axes.fill_between(each.xs, low, high, color=each.colour.light, alpha=0.14, linewidth=0)
-            tips[f"mark-{number}"] = [self._tip(each, point) for point in range(len(each.xs))]
+            tips[f"mark-{number}"] = [self._describe(each, point) for point in range(len(each.xs))]
         for name, level, colour in self.levels:
             axes.axhline(level, color=colour.light, linestyle=(0, (4, 3)), linewidth=1, label=name)
         axes.set_xlabel(self.x)
@@ -124,7 +131,7 @@ class Lines(Drawing):
         ):
             if is_log:
                 scale("log")
-                # The usual labels are formulas, which are not read here.
+                # The default labels are formulas, which are not parsed here.
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
                 axis.set_minor_formatter(lambda value, _: "")
         if self.ticks:
@@ -134,14 +141,14 @@ class Lines(Drawing):
             axes.locator_params(axis="x", nbins=6)  # numbers of several digits would touch
         return tips
 
-    def _x(self, value: float) -> str:
+    def _format_x(self, value: float) -> str:
         return self.ticks.get(value, f"{value:g}")
 
-    def _y(self, value: float) -> str:
-        return f"{value:.3g}" if self.log_y else words.number(value, self.digits)
+    def _format_y(self, value: float) -> str:
+        return f"{value:.3g}" if self.log_y else words.format_number(value, self.digits)
 
-    def _tip(self, each: Series, point: int) -> str:
-        text = f"{each.label}; {self.x} {self._x(each.xs[point])}: {self._y(each.ys[point])}"
+    def _describe(self, each: Series, point: int) -> str:
+        text = f"{each.label}; {self.x} {self._format_x(each.xs[point])}: {self._format_y(each.ys[point])}"
         if len(each.deviations):
             text += f" ± {each.deviations[point]:.{self.digits}f}"
         return f"{text}; {each.notes[point]}" if each.notes else text
@@ -154,20 +161,20 @@ class Lines(Drawing):
         for each in self.series:
             for point, (x, y) in enumerate(zip(each.xs, each.ys, strict=True)):
                 deviation = f" ± {each.deviations[point]:.{self.digits}f}" if len(each.deviations) else ""
-                rows.append([each.label, self._x(x), self._y(y) + deviation])
-        return rows + [[name, "", self._y(level)] for name, level, _ in self.levels]
+                rows.append([each.label, self._format_x(x), self._format_y(y) + deviation])
+        return rows + [[name, "", self._format_y(level)] for name, level, _ in self.levels]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar.
+    """A bar.
 
     Attributes:
-        label: beside it.
-        value: how long it is.
-        colour: of it.
-        deviation: of the value.
-        published: the paper's value, marked on it.
+        label: Label beside the bar.
+        value: Length of the bar.
+        colour: Colour of the bar.
+        deviation: Standard deviation of the value.
+        published: Value of the paper, which is marked on the bar.
     """
 
     label: str
@@ -179,13 +186,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars(Drawing):
-    """Bars that lie, the first on top.
+    """Horizontal bars, the first on top.
 
     Attributes:
-        bars: of them.
-        x: title of the axis.
-        digits: of the values that are told.
-        baseline: where a line is drawn.
+        bars: Bars to draw.
+        x: Title of the axis.
+        digits: Digits of the values in descriptions.
+        baseline: Value of a dashed line.
     """
 
     bars: Sequence[Bar]
@@ -195,6 +202,7 @@ class Bars(Drawing):
 
     @property
     def height(self) -> float:  # type: ignore[override]
+        """Height of the figure in inches."""
         return 0.8 + 0.26 * len(self.bars)
 
     def draw(self, axes: Axes) -> dict[str, list[str]]:
@@ -204,7 +212,7 @@ class Bars(Drawing):
             error: dict[str, Any] = {"xerr": bar.deviation, "error_kw": _ERROR} if bar.deviation else {}
             (patch,) = axes.barh(place, bar.value, height=0.62, color=bar.colour.light, linewidth=0, **error)
             patch.set_gid(f"mark-{number}")
-            tips[f"mark-{number}"] = [self._tip(bar)]
+            tips[f"mark-{number}"] = [self._describe(bar)]
         marked = [
             (place, bar.published) for place, bar in zip(places, self.bars, strict=True) if bar.published is not None
         ]
@@ -227,8 +235,8 @@ class Bars(Drawing):
         axes.grid(visible=False, axis="y")
         return tips
 
-    def _tip(self, bar: Bar) -> str:
-        text = f"{bar.label}: {words.number(bar.value, self.digits)}"
+    def _describe(self, bar: Bar) -> str:
+        text = f"{bar.label}: {words.format_number(bar.value, self.digits)}"
         text += f" ± {bar.deviation:.{self.digits}f}" if bar.deviation else ""
         return f"{text}; paper {bar.published:.{self.digits}f}" if bar.published is not None else text
 
@@ -240,7 +248,7 @@ class Bars(Drawing):
         rows = []
         for bar in self.bars:
             deviation = f" ± {bar.deviation:.{self.digits}f}" if bar.deviation else ""
-            row = [bar.label, words.number(bar.value, self.digits) + deviation]
+            row = [bar.label, words.format_number(bar.value, self.digits) + deviation]
             published = "" if bar.published is None else f"{bar.published:.{self.digits}f}"
             rows.append([*row, published] if wide else row)
         return rows
@@ -251,10 +259,10 @@ class Heat(Drawing):
     """The lower triangle of a matrix: rows after each task, columns for each task.
 
     Attributes:
-        matrix: rows, each as long as its number.
-        names: of the tasks.
-        limits: values of the first and the last colour, the same for all that are compared.
-        height: of the figure.
+        matrix: Rows, of which row i has i entries, from 1.
+        names: Names of the tasks.
+        limits: Values of the first and the last colour, the same for all matrices that are compared.
+        height: Height of the figure in inches.
     """
 
     matrix: Sequence[Sequence[float]]
@@ -276,7 +284,9 @@ class Heat(Drawing):
                 cell = Rectangle((task, after), 1, 1, facecolor=colours(shade), edgecolor=palette.PAGE.light, lw=0.6)
                 cell.set_gid(f"mark-{after}-{task}")
                 axes.add_patch(cell)
-                tips[f"mark-{after}-{task}"] = [f"{self._name(task)} after {self._name(after)}: {value:.1f} %"]
+                tips[f"mark-{after}-{task}"] = [
+                    f"{self._name_task(task)} after {self._name_task(after)}: {value:.1f} %"
+                ]
                 if len(self.matrix) <= MOST_NUMBERS:
                     ink = "#000001" if shade > 0.55 else "#fffffe"
                     axes.text(task + 0.5, after + 0.5, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=8)
@@ -298,7 +308,7 @@ class Heat(Drawing):
         axes.set_ylabel("after learning task")
         return tips
 
-    def _name(self, task: int) -> str:
+    def _name_task(self, task: int) -> str:
         name = self.names[task]
         return name if name.startswith("task ") else f"task {task + 1} ({name})"
 
@@ -308,7 +318,7 @@ class Heat(Drawing):
     def values(self) -> list[list[str]]:
         width = len(self.matrix)
         return [
-            [self._name(after), *(f"{value:.1f}" for value in row), *[""] * (width - len(row))]
+            [self._name_task(after), *(f"{value:.1f}" for value in row), *[""] * (width - len(row))]
             for after, row in enumerate(self.matrix)
         ]
 
@@ -321,12 +331,12 @@ class Figure:
     """A figure of the report.
 
     Attributes:
-        name: of its files.
-        title: above it.
-        drawing: what is in it.
-        caption: what a reader should know.
-        section: which part of the page it belongs to.
-        benchmark: that it belongs to.
+        name: Name of the figure's files.
+        title: Heading.
+        drawing: Content of the figure.
+        caption: What a reader should know.
+        section: Part of the page that the figure belongs to.
+        benchmark: Benchmark that the figure belongs to.
     """
 
     name: str

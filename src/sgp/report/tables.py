@@ -1,21 +1,20 @@
-"""The paper's tables for what was run: ours, the paper's and the difference, each in a column of its own."""
+"""Tables of a report: the paper's tables with our runs beside them, and all experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sgp import paper
 from sgp.experiments.config import configure
 from sgp.experiments.display import span
+from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
-from sgp.report.collect import REPEATS, TECHNICAL
-from sgp.report.groups import Group, reference_of, relative_transfer
+from sgp.report.groups import Group, compute_relative_transfer, find_reference
+from sgp.report.reproduction import EXPLANATION, Outcome, explain_spread, reproduce
 
-# Where a benchmark's numbers stand in the paper.
-TABLES = {"split-cifar100": "Table 1", "split-miniimagenet": "Table 1", "cifar100-superclass": "Table 2"}
 DATA = {
     "inputs": "input size",
     "classes": "classes per task",
@@ -27,14 +26,14 @@ DATA = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table.
+    """A cell of a table.
 
     Attributes:
-        text: for people.
-        value: to sort by.
-        link: anchor of what is behind it.
-        note: a short remark beside it.
-        tone: "good" or "off" for a difference inside or outside the paper's spread.
+        text: Text to show.
+        value: Number to sort by.
+        link: Anchor of the runs behind the number.
+        note: Short remark beside the text.
+        tone: "good" for agreement with the paper, "off" for a deviation.
     """
 
     text: str = ""
@@ -46,12 +45,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column of a table.
 
     Attributes:
-        title: of it.
-        numeric: whether it is aligned to the right.
-        paper: whether it is the paper's.
+        title: Title of the column.
+        numeric: Whether the column is aligned to the right.
+        paper: Whether the column has numbers of the paper.
     """
 
     title: str
@@ -64,13 +63,13 @@ class Table:
     """A table.
 
     Attributes:
-        name: of its files.
-        title: its caption.
-        note: what a reader should know.
-        columns: of which the first names the row.
-        rows: a cell for each column.
-        benchmark: that it belongs to; empty for all.
-        sortable: whether its rows have no order of their own.
+        name: Name of the table's files.
+        title: Caption.
+        columns: Columns, of which the first names the row.
+        rows: Rows with a cell for each column.
+        note: What a reader should know.
+        benchmark: Benchmark that the table belongs to; empty if it is of all.
+        sortable: Whether the rows have no order of their own.
     """
 
     name: str
@@ -82,127 +81,156 @@ class Table:
     sortable: bool = True
 
 
-def results(benchmark: str, groups: Sequence[Group]) -> Table:
-    """ACC and BWT with all rows of the paper, of which those that were not run are blank; then rows of ours."""
-    own = groups
-    published = {method: paper.numbers(benchmark, method) for of, method in paper.rows() if of == benchmark}
-    published = {method: numbers for method, numbers in published.items() if numbers}
-    has_capacity = any("capacity" in numbers for numbers in published.values()) or any(g.capacity != 100 for g in own)
-    columns = [Column("Method", numeric=False), Column("ACC (%)"), Column("BWT (%)"), Column("Runs")]
-    columns += [Column("Capacity (%)")] if has_capacity else []
-    columns += [Column("FWT against GPM"), Column("Time"), Column("Extra memory")]
-    if published:
-        columns += [Column("Paper: ACC (%)", paper=True), Column("Difference"), Column("Paper: BWT (%)", paper=True)]
-        columns += [Column("BWT difference")]
-        columns += [Column("Paper: capacity (%)", paper=True)] if has_capacity else []
+def make_paper_table(benchmark: str, groups: Sequence[Group]) -> Table | None:
+    """Make the paper's table of results of a benchmark, with our runs of the full protocol beside each row.
 
-    rows: list[list[Cell]] = []
-    beside = {each.method for each in own if each.published}
-    for method in METHODS:
-        for each in own:
-            if each.method == method:
-                row = _result(each, own, has_capacity=has_capacity)
-                rows.append(row + (_published(each, has_capacity=has_capacity) if published else []))
-        if method in published and method not in beside:
-            ours = 6 + has_capacity
-            theirs = _paper_cells(published[method], has_capacity=has_capacity)
-            rows.append([Cell(words.method(method)), *[Cell()] * ours, *theirs])
-    where = TABLES.get(benchmark)
-    title = f"{where} of the paper: {words.benchmark(benchmark)}" if where else f"{words.benchmark(benchmark)}: results"
-    note = "Mean ± sample standard deviation. BWT and differences are in points of accuracy, forgetting is negative."
-    if published:
-        note += " A row without numbers of ours was not run, or not in full. “Inside” means within the paper's spread."
-    name = f"{where.lower().replace(' ', '')}-{benchmark}" if where else f"results-{benchmark}"
-    return Table(name, title, columns, rows, note, benchmark)
+    Args:
+        benchmark: Name of the benchmark.
+        groups: Groups of the benchmark.
 
-
-def name_of(each: Group) -> Cell:
-    """What stands in front of a group's row."""
-    return Cell(words.method(each.method), link=each.anchor, note=each.setting)
-
-
-def _result(each: Group, groups: Sequence[Group], *, has_capacity: bool) -> list[Cell]:
-    link, bwts = each.anchor, each.bwts
-    cells = [name_of(each), Cell(words.spread(each.accs, 2), each.acc, link)]
-    cells.append(Cell(words.spread(bwts, 2), sum(bwts) / len(bwts), link) if bwts else Cell())
-    cells.append(Cell(each.repeats, len(each.runs), link))
+    Returns:
+        The table; None if the paper has no results of the benchmark.
+    """
+    cells = [cell for cell in paper.find_cells() if cell.benchmark == benchmark]
+    if not cells:
+        return None
+    outcomes = reproduce([run.record for each in groups for run in each.runs], cells).outcomes
+    anchors = {run.path: each.anchor for each in groups for run in each.runs}
+    has_capacity = any("capacity" in cell.numbers for cell in cells)
+    columns = [Column("Method", numeric=False), Column("Runs"), Column("ACC (%)"), Column("Paper: ACC (%)", paper=True)]
+    columns += [Column("z of ACC"), Column("BWT (%)")]
     if has_capacity:
-        cells.append(Cell(f"{each.capacity:.0f}", each.capacity, link))
-    reference = reference_of(each, groups)
-    if reference is None or reference is each:
-        cells.append(Cell())
+        columns += [Column("Capacity (%)"), Column("Paper: capacity (%)", paper=True)]
     else:
-        transfer = relative_transfer(each, reference)
-        cells.append(Cell(words.signed(transfer, 2), transfer, link))
-    cells.append(Cell(span(each.seconds), each.seconds, link))
-    cells.append(Cell(words.size(each.extra_bytes), each.extra_bytes, link))
-    return cells
+        columns += [Column("Paper: BWT (%)", paper=True), Column("z of BWT")]
+    columns += [Column("Status", numeric=False)]
+    rows = []
+    for outcome in outcomes:
+        link = anchors[outcome.runs[0].path] if outcome.runs else ""
+        rows.append(_make_paper_row(outcome, link, has_capacity=has_capacity))
+    title = f"Table {cells[0].table[-1]} of the paper: {words.name_benchmark(benchmark)}"
+    note = f"{EXPLANATION} {explain_spread(outcomes)}".strip()
+    note += " Numbers in brackets are of partial runs, and not compared."
+    return Table(f"{cells[0].table}-{benchmark}", title, columns, rows, note, benchmark)
 
 
-def _paper_cells(numbers: dict[str, float], *, has_capacity: bool) -> list[Cell]:
-    """The paper's columns, with the differences left blank."""
-    cells = [_number(numbers, "acc", 1.0, 2), Cell(), _number(numbers, "bwt", 100.0, 1), Cell()]
-    return cells + ([_number(numbers, "capacity", 1.0, 0)] if has_capacity else [])
+def _make_paper_row(outcome: Outcome, link: str, *, has_capacity: bool) -> list[Cell]:
+    numbers = outcome.cell.numbers
+    runs = outcome.runs
+    ours = {
+        "acc": words.format_spread([run.acc for run in runs], 2) if runs else "",
+        "bwt": "" if outcome.bwt is None else words.format_number(outcome.bwt, 2),
+        "capacity": "" if outcome.capacity is None else f"{outcome.capacity:.0f}",
+    }
+    values = {"acc": outcome.acc, "bwt": outcome.bwt, "capacity": outcome.capacity}
+    if outcome.status == "partial":
+        ours = {name: f"({text})" if text else "" for name, text in ours.items()}
+    own = {name: Cell(text, values[name], link) if text else Cell() for name, text in ours.items()}
+    stands_in = "" if "acc_std" in numbers else "~"
+    tone = {"agrees": "good", "off": "off"}.get(outcome.status, "")
+    cells = [
+        Cell(words.name_method(outcome.cell.method)),
+        Cell(str(len(runs)), len(runs), link) if runs else Cell(),
+        own["acc"],
+        _make_published_cell(numbers, "acc", 1.0, 2),
+        _make_z_cell(outcome.acc_z, stands_in),
+        own["bwt"],
+    ]
+    if has_capacity:
+        cells += [own["capacity"], _make_published_cell(numbers, "capacity", 1.0, 0)]
+    else:
+        cells += [_make_published_cell(numbers, "bwt", 100.0, 0), _make_z_cell(outcome.bwt_z)]
+    return [*cells, Cell(outcome.status, tone=tone, note=", ".join(outcome.differences))]
 
 
-def _published(each: Group, *, has_capacity: bool) -> list[Cell]:
-    numbers = each.published
-    cells = _paper_cells(numbers, has_capacity=has_capacity)
-    cells[1] = _difference(each.acc, numbers, "acc", 1.0)
-    if each.bwts:
-        cells[3] = _difference(sum(each.bwts) / len(each.bwts), numbers, "bwt", 100.0)
-    return cells
+def _make_z_cell(z: float | None, mark: str = "") -> Cell:
+    return Cell() if z is None else Cell(words.format_signed(z, 1) + mark, z)
 
 
-def _number(numbers: dict[str, float], name: str, scale: float, digits: int) -> Cell:
+def _make_published_cell(numbers: Mapping[str, float], name: str, scale: float, digits: int) -> Cell:
     if name not in numbers:
         return Cell()
     value = scale * numbers[name]
-    text = words.number(value, digits)
+    text = words.format_number(value, digits)
     deviation = numbers.get(f"{name}_std")
     return Cell(text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}", value)
 
 
-def _difference(ours: float, numbers: dict[str, float], name: str, scale: float) -> Cell:
-    """Ours minus the paper's, and whether that is within its deviation."""
-    if name not in numbers:
-        return Cell()
-    difference = ours - scale * numbers[name]
-    deviation = numbers.get(f"{name}_std")
-    if deviation is None:
-        return Cell(words.signed(difference, 2), difference, note="no spread given")
-    # A deviation of 0.00 was rounded: half of the last digit is inside too.
-    inside = abs(difference) <= max(scale * deviation, scale * (0.005 if name == "bwt" else 0.0))
-    return Cell(
-        words.signed(difference, 2),
-        difference,
-        note="inside" if inside else "outside",
-        tone="good" if inside else "off",
-    )
+def make_results(benchmark: str, groups: Sequence[Group]) -> Table:
+    """Make the table of all experiments on a benchmark.
+
+    Args:
+        benchmark: Name of the benchmark.
+        groups: Groups of the benchmark.
+
+    Returns:
+        The table.
+    """
+    has_capacity = any(each.capacity != 100 for each in groups)
+    columns = [Column("Method", numeric=False), Column("ACC (%)"), Column("BWT (%)"), Column("Runs")]
+    columns += [Column("Capacity (%)")] if has_capacity else []
+    columns += [Column("FWT against GPM"), Column("Time"), Column("Extra memory")]
+    rows = [
+        _make_result_row(each, groups, has_capacity=has_capacity)
+        for method in METHODS
+        for each in groups
+        if each.method == method
+    ]
+    note = "Mean ± sample standard deviation. BWT and FWT are in points of accuracy, forgetting is negative."
+    title = f"{words.name_benchmark(benchmark)}: all experiments"
+    return Table(f"results-{benchmark}", title, columns, rows, note, benchmark)
 
 
-def times(groups: Sequence[Group]) -> Table | None:
-    """Training time and extra memory relative to GPM's, of groups that have a GPM to be compared with."""
+def make_name_cell(each: Group) -> Cell:
+    """Return the first cell of a group's row: its method, and what differs from others of the method."""
+    return Cell(words.name_method(each.method), link=each.anchor, note=each.setting)
+
+
+def _make_result_row(each: Group, groups: Sequence[Group], *, has_capacity: bool) -> list[Cell]:
+    link, bwts = each.anchor, each.bwts
+    cells = [make_name_cell(each), Cell(words.format_spread(each.accs, 2), each.acc, link)]
+    cells.append(Cell(words.format_spread(bwts, 2), sum(bwts) / len(bwts), link) if bwts else Cell())
+    cells.append(Cell(each.repeats, len(each.runs), link))
+    if has_capacity:
+        cells.append(Cell(f"{each.capacity:.0f}", each.capacity, link))
+    reference = find_reference(each, groups)
+    if reference is None or reference is each:
+        cells.append(Cell())
+    else:
+        transfer = compute_relative_transfer(each, reference)
+        cells.append(Cell(words.format_signed(transfer, 2), transfer, link))
+    cells.append(Cell(span(each.seconds), each.seconds, link))
+    cells.append(Cell(words.format_size(each.extra_bytes), each.extra_bytes, link))
+    return cells
+
+
+def make_times(groups: Sequence[Group]) -> Table | None:
+    """Make the table of training time and extra memory relative to GPM's.
+
+    Args:
+        groups: Groups of all benchmarks.
+
+    Returns:
+        The table, with the groups that have a GPM of the same protocol; None if no group has.
+    """
     rows = []
     for each in groups:
-        reference = reference_of(each, groups)
+        reference = find_reference(each, groups)
         if reference is None:
             continue
         ratio = each.seconds / reference.seconds if reference.seconds else None
         memory = each.extra_bytes / reference.extra_bytes if reference.extra_bytes else None
-        published = (
-            paper.table("time", each.benchmark).get(each.method) if not each.partial and not each.changes else None
-        )
+        published = paper.times(each.benchmark).get(each.method) if not each.partial and not each.changes else None
         rows.append(
             [
-                name_of(each),
-                Cell(words.benchmark(each.benchmark)),
+                make_name_cell(each),
+                Cell(words.name_benchmark(each.benchmark)),
                 Cell(each.repeats, len(each.runs), each.anchor),
                 Cell() if ratio is None else Cell(f"{ratio:.2f}", ratio, each.anchor),
                 Cell() if published is None else Cell(f"{published:.2f}", published),
                 Cell()
                 if ratio is None or published is None
-                else Cell(words.signed(ratio - published, 2), ratio - published),
+                else Cell(words.format_signed(ratio - published, 2), ratio - published),
                 Cell() if memory is None else Cell(f"{memory:.3f}", memory, each.anchor),
             ]
         )
@@ -218,8 +246,15 @@ def times(groups: Sequence[Group]) -> Table | None:
     return Table("table5-time", "Table 5 of the paper: training time relative to GPM", columns, rows, note)
 
 
-def datasets(groups: Sequence[Group]) -> Table | None:
-    """How large the tasks were, as the runs have written it down; games have no data sets."""
+def make_datasets(groups: Sequence[Group]) -> Table | None:
+    """Make the table of dataset statistics, as the runs recorded them.
+
+    Args:
+        groups: Groups of all benchmarks.
+
+    Returns:
+        The table; None if all runs are on games, which have no data sets.
+    """
     groups = [each for each in groups if not each.is_game]
     if not groups:
         return None
@@ -227,58 +262,63 @@ def datasets(groups: Sequence[Group]) -> Table | None:
     columns = [Column("Statistic", numeric=False)]
     sides: list[tuple[dict[str, str], bool]] = []
     for benchmark in benchmarks:
-        ours = _data_of([each for each in groups if each.benchmark == benchmark])
+        ours = _collect_statistics([each for each in groups if each.benchmark == benchmark])
         theirs = paper.table("datasets", benchmark)
-        columns.append(Column(words.benchmark(benchmark)))
+        columns.append(Column(words.name_benchmark(benchmark)))
         sides.append((ours, False))
         if theirs:
-            columns.append(Column(f"Paper: {words.benchmark(benchmark)}", paper=True))
-            sides.append(({name: _dimension(value) for name, value in theirs.items()}, True))
+            columns.append(Column(f"Paper: {words.name_benchmark(benchmark)}", paper=True))
+            sides.append(({name: _format_dimension(value) for name, value in theirs.items()}, True))
     titles = {"tasks": "tasks"} | DATA
     rows = [
         [Cell(title), *(Cell(values.get(name, "")) for values, _ in sides)]
         for name, title in titles.items()
         if any(values.get(name) for values, _ in sides)
     ]
-    note = (
-        "Ours is what the largest run has written down; runs of older versions did not write down how large tasks are."
-    )
+    note = "Ours is what the largest run recorded; runs of older versions did not record how large tasks are."
     return Table("table3-datasets", "Table 3 of the paper: dataset statistics", columns, rows, note, sortable=False)
 
 
-def _data_of(groups: Sequence[Group]) -> dict[str, str]:
-    """Of the run with the most tasks, and if it can be one that tells the sizes."""
+def _collect_statistics(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the statistics of the run with the most tasks, preferably of one that recorded sizes."""
     largest = max(groups, key=lambda each: ("data" in each.first.tasks[0], len(each.first.names), each.is_whole))
     found: dict[str, set[str]] = {}
     for task in largest.first.tasks:
         for name, value in task.get("data", {}).items():
-            found.setdefault(name, set()).add(_dimension(value))
+            found.setdefault(name, set()).add(_format_dimension(value))
     return {"tasks": str(len(largest.first.names))} | {name: " / ".join(sorted(seen)) for name, seen in found.items()}
 
 
-def _dimension(value: Any) -> str:
+def _format_dimension(value: Any) -> str:
     return " × ".join(map(str, value)) if isinstance(value, list) else f"{value:,}"
 
 
-def settings(groups: Sequence[Group]) -> Table:
-    """Hyper-parameters: of each group its learning rate and its method's settings, beside the paper's."""
+def make_settings(groups: Sequence[Group]) -> Table:
+    """Make the table of hyper-parameters: learning rate and settings of the method, beside the paper's.
+
+    Args:
+        groups: Groups of all benchmarks.
+
+    Returns:
+        The table.
+    """
     rows = []
     for each in groups:
         config = each.first.config
         theirs = configure(config.benchmark, config.method).flat()
         own = config.method_settings
         shown = ["lr"] if own is None else ["lr", "epochs", "batch", *vars(own)]
-        ours = {name: words.plain(each.first.settings[name]) for name in shown if name in each.first.settings}
+        ours = {name: words.format_value(each.first.settings[name]) for name in shown if name in each.first.settings}
         rest = {
-            name: words.plain(value)
+            name: words.format_value(value)
             for name, value in each.first.settings.items()
             if name not in ours and name in theirs and theirs[name] != value and name not in (*KNOWN_ELSEWHERE,)
         }
-        published = {name: words.plain(theirs[name]) for name in [*ours, *rest] if name in theirs}
+        published = {name: words.format_value(theirs[name]) for name in [*ours, *rest] if name in theirs}
         rows.append(
             [
-                Cell(words.method(each.method), link=each.anchor),
-                Cell(words.benchmark(each.benchmark)),
+                Cell(words.name_method(each.method), link=each.anchor),
+                Cell(words.name_benchmark(each.benchmark)),
                 Cell("; ".join(f"{name}: {value}" for name, value in (ours | rest).items())),
                 Cell(
                     "; ".join(
@@ -299,5 +339,5 @@ def settings(groups: Sequence[Group]) -> Table:
     return Table("table4-settings", title, columns, rows, note, sortable=False)
 
 
-# Of the run itself, and told in other columns.
+# Settings of the run itself, which are in other columns.
 KNOWN_ELSEWHERE = ("benchmark", "method", "preset", "recipe", *REPEATS, *TECHNICAL)

@@ -1,4 +1,4 @@
-"""What things are called for people, and how numbers are written."""
+"""Names and numbers as people read them."""
 
 from __future__ import annotations
 
@@ -22,50 +22,51 @@ METHODS = {"er": "ER", "finetune": "Finetuning", "frozen": "Frozen", "lora": "Lo
 MINUS = "\N{MINUS SIGN}"
 
 
-def benchmark(name: str) -> str:
-    """Of the paper's tables."""
-    return BENCHMARKS.get(name, clean(name))
+def name_benchmark(name: str) -> str:
+    """Return the name of a benchmark as in the paper's tables."""
+    return BENCHMARKS.get(name, remove_control_characters(name))
 
 
-def method(name: str) -> str:
-    """Of the paper's tables; names of other packages stay as they are."""
+def name_method(name: str) -> str:
+    """Return the name of a method as in the paper's tables. Names of other packages are returned as they are."""
     from sgp.methods import METHODS as KNOWN
 
     ours = name in KNOWN and KNOWN[name].__module__.startswith("sgp.")
-    return METHODS.get(name, name.upper() if ours else clean(name))
+    return METHODS.get(name, name.upper() if ours else remove_control_characters(name))
 
 
-def clean(text: str) -> str:
-    """Something that a user named, without what no page, table or figure can hold."""
+def remove_control_characters(text: str) -> str:
+    """Return a text of a user without characters that no page, table or figure can contain."""
     return "".join(" " if unicodedata.category(each) in ("Cc", "Cs", "Co", "Cn") else each for each in text)
 
 
-def number(value: float, digits: int) -> str:
-    """With a real minus, and no minus before a zero."""
+def format_number(value: float, digits: int) -> str:
+    """Return a number as text, with a typographical minus and without a minus before a zero."""
     text = f"{value:.{digits}f}"
     if float(text) == 0:
         text = text.lstrip("-")
     return text.replace("-", MINUS)
 
 
-def signed(value: float, digits: int) -> str:
-    """With its sign, whichever it is."""
-    text = number(value, digits)
+def format_signed(value: float, digits: int) -> str:
+    """Return a number as text with its sign, also if it is positive."""
+    text = format_number(value, digits)
     return text if text.startswith(MINUS) or float(text) == 0 else f"+{text}"
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Mean and sample standard deviation; one value has none."""
-    text = number(mean(values), digits)
+def format_spread(values: Sequence[float], digits: int) -> str:
+    """Return mean and sample standard deviation as text. A single value has no deviation."""
+    text = format_number(mean(values), digits)
     return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
-def count(amount: int, noun: str) -> str:
+def format_count(amount: int, noun: str) -> str:
+    """Return an amount with its noun in the singular or plural."""
     return f"{amount} {noun}{'s' * (amount != 1)}"
 
 
-def size(amount: float) -> str:
-    """Bytes for people to read."""
+def format_size(amount: float) -> str:
+    """Return a number of bytes as text."""
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
@@ -73,12 +74,12 @@ def size(amount: float) -> str:
     return f"{amount:.1f} GiB"
 
 
-def plain(value: object) -> str:
-    """The value of a setting."""
+def format_value(value: object) -> str:
+    """Return the value of a setting as text."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {format_value(item)}" for key, item in value.items())
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
-    return clean(str(value))
+    return remove_control_characters(str(value))

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on one game of an agent that plays several."""
+"""Stable-Baselines3's PPO on one game of an agent that plays several games."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from sgp.rl.adam import AdamByUpdate
 from sgp.rl.games import Frames, GameEnv
 from sgp.rl.settings import PPOSettings
 
-# Added to the deviation of advantages over a rollout, as published.
+# Term in the denominator of standardized advantages of a rollout, as published.
 ADVANTAGE_EPS = 1e-5
 
 
 class SharedTrunk(BaseFeaturesExtractor):
-    """The trunk of a network, the same module in the policies of all games."""
+    """Trunk of a network, which the policies of all games share."""
 
     def __init__(self, observation_space: Space[Any], network: ActorCritic, game: int) -> None:
         super().__init__(observation_space, features_dim=network.trunk.shape.features)
         self.trunk = network.trunk
 
     def forward(self, observations: Tensor) -> Tensor:
-        """[n, features]."""
+        """Compute the input of the heads, [n, features]."""
         features: Tensor = self.trunk(observations)
         return features
 
 
 class GamePolicy(ActorCriticPolicy):
-    """The policy of one game: the shared trunk, and the game's own actor and critic.
+    """Policy of one game: the shared trunk, and the game's own actor and critic.
 
-    All weights are the network's, which has drawn them itself. The optimizer holds those of this game and the trunk.
+    All weights are the network's, with the network's initialization. The optimizer holds those of this game and of
+    the trunk.
     """
 
     def _build(self, lr_schedule: Callable[[float], float]) -> None:
         network, game = self.features_extractor_kwargs["network"], self.features_extractor_kwargs["game"]
-        self._build_mlp_extractor()  # of no layers
+        self._build_mlp_extractor()  # without layers
         self.action_net, self.value_net = network.actors[game], network.critics[game]
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
@@ -54,14 +55,14 @@ class Agent(PPO):
     """PPO on one game.
 
     Args:
-        network: plays all games.
-        game: which of its actors and critics.
-        env: copies of the game.
-        training: settings.
-        updated: is called after each update.
+        network: Network that plays all games.
+        game: Index of the game's actor and critic.
+        env: Copies of the game.
+        training: Settings of PPO.
+        updated: Callback that is invoked after each update.
 
     Attributes:
-        played: the clock when the states of the last update had been played.
+        played: Time at which the states of the last update had been played, by `time.perf_counter`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Agent(PPO):
         super().__init__(
             GamePolicy,
             env,
-            learning_rate=self._rate,
+            learning_rate=lambda remaining: self.lr,
             n_steps=training.rollout,
             batch_size=training.batch,
             n_epochs=training.epochs,
@@ -85,7 +86,7 @@ class Agent(PPO):
             ent_coef=training.entropy_weight,
             vf_coef=training.value_weight,
             max_grad_norm=training.max_norm,
-            device="cpu",
+            device=next(network.parameters()).device,
             policy_kwargs={
                 "features_extractor_class": SharedTrunk,
                 "features_extractor_kwargs": {"network": network, "game": game},
@@ -98,47 +99,44 @@ class Agent(PPO):
 
     @property
     def update(self) -> int:
-        """The number of the update whose states are being learned from, from 1."""
+        """Number of the update whose states are used for training, from 1."""
         return max(1, int(self.num_timesteps) // self.training.update_steps)
 
-    def _rate(self, remaining: float) -> float:
-        # Not by what Stable-Baselines3 says is left, which is 0 at the last update already.
+    @property
+    def lr(self) -> float:
+        """Learning rate of the update."""
+        # Not from Stable-Baselines3's remaining progress, which is 0 at the last update already.
         return self.training.lr * (1 - (self.update - 1) / self.training.updates)
 
-    @property
-    def rate(self) -> float:
-        """The learning rate of this update."""
-        return self._rate(0.0)
-
     def train(self) -> None:
-        """Learn from the states of an update."""
+        """Train on the states of an update."""
         self.played = time.perf_counter()
         if self.training.advantages == "rollout":
-            found = self.rollout_buffer.advantages
-            self.rollout_buffer.advantages = (found - found.mean()) / (found.std(ddof=1) + ADVANTAGE_EPS)
+            advantages = self.rollout_buffer.advantages
+            advantages = (advantages - advantages.mean()) / (advantages.std(ddof=1) + ADVANTAGE_EPS)
+            self.rollout_buffer.advantages = advantages
         if isinstance(self.policy.optimizer, AdamByUpdate):
             self.policy.optimizer.update = self.update
         super().train()
         self.updated(self)
 
-    def go_on(self, done: int, updates: int) -> None:
-        """Learn for some updates in new episodes, after some that are done."""
+    def run_updates(self, done: int, updates: int) -> None:
+        """Start new episodes and train for some updates, after `done` earlier ones."""
         self.num_timesteps = done * self.training.update_steps
         self._last_obs = None
         self.learn(updates * self.training.update_steps, log_interval=None, reset_num_timesteps=False)
 
     @property
-    def seen(self) -> Frames:
-        """What the agent sees now, [copies, ...]."""
+    def observations(self) -> Frames:
+        """Current observations, [copies, ...]."""
         return np.asarray(self._last_obs)
 
-    def states(self) -> Tensor:
-        """What was seen in the last update, [n, ...]."""
+    def get_states(self) -> Tensor:
+        """Return the observations of the last update, [n, ...]."""
         return torch.from_numpy(self.rollout_buffer.observations)
 
-    def losses(self) -> dict[str, float]:
-        """Of the last update."""
-        told = self.logger.name_to_value
+    def get_losses(self) -> dict[str, float]:
+        """Return the losses of the last update, with their names in the metrics of a run."""
         names = {
             "policy_loss": "policy_gradient_loss",
             "value_loss": "value_loss",
@@ -147,5 +145,5 @@ class Agent(PPO):
             "clipped": "clip_fraction",
             "explained_variance": "explained_variance",
         }
-        found = {ours: float(told[f"train/{theirs}"]) for ours, theirs in names.items()}
-        return found | {"entropy": -found["entropy"]}
+        losses = {ours: float(self.logger.name_to_value[f"train/{theirs}"]) for ours, theirs in names.items()}
+        return losses | {"entropy": -losses["entropy"]}

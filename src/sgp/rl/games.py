@@ -1,4 +1,4 @@
-"""A stream of games, and how a game is played by Stable-Baselines3: several copies at once, as one environment."""
+"""Streams of games, and a vectorized environment of Stable-Baselines3 for copies of a game."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,29 +14,30 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from sgp.paper import scores
 from sgp.registry import UnknownName, unknown
 from sgp.rl.settings import GameError
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
-# Observations, in whatever numbers the game shows.
+# Observations, of the dtype of the game.
 Frames = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Two scores of a game that a normalised score is 0 and 1 at.
+    """The two scores of a game that are normalized to 0 and 1.
 
     Attributes:
-        random: of an agent that acts at random.
-        reference: of an agent that has learned the game.
+        random: Score of an agent that acts at random.
+        reference: Score of an agent that has learned the game.
     """
 
     random: float
     reference: float
 
-    def normalised(self, score: float) -> float:
-        """(score - random) / (reference - random), not clipped: an agent may do better or worse."""
+    def normalize(self, score: float) -> float:
+        """Compute (score - random) / (reference - random), which is not clipped."""
         return (score - self.random) / (self.reference - self.random)
 
 
@@ -44,10 +46,10 @@ class GameTask:
     """One game of a stream.
 
     Attributes:
-        name: on the command line and in tables.
-        actions: how many the agent has.
-        make: `make(copies, threads)` gives copies of it to play.
-        scale: of its scores; None if none is known.
+        name: Name on the command line and in tables.
+        actions: Number of actions.
+        make: Function `make(copies, threads)` that creates copies of the game.
+        scale: Scale of the scores; None if it is not known.
     """
 
     name: str
@@ -58,11 +60,11 @@ class GameTask:
 
 @dataclass(frozen=True)
 class GameStream:
-    """Games in the order in which they are learned.
+    """Games in training order.
 
     Attributes:
-        inputs: shape of an observation, the same for all.
-        games: themselves.
+        inputs: Shape of an observation, the same for all games.
+        games: The games.
     """
 
     inputs: tuple[int, ...]
@@ -70,12 +72,12 @@ class GameStream:
 
     @property
     def names(self) -> list[str]:
-        """Of the games."""
+        """Names of the games."""
         return [game.name for game in self.games]
 
     @property
     def actions(self) -> list[int]:
-        """How many each game has."""
+        """Number of actions of each game."""
         return [game.actions for game in self.games]
 
     def __len__(self) -> int:
@@ -83,42 +85,42 @@ class GameStream:
 
 
 @dataclass(frozen=True)
-class Played:
-    """What a step of all copies has brought.
+class StepResult:
+    """Result of a step of all copies.
 
     Attributes:
-        frames: observations after it; in copies whose game is over, the first of the next game.
-        rewards: as the game gives them.
-        ended: whether an episode of learning has ended: the game is over, or a life is lost where that counts.
-        over: whether the game is over.
-        cut: whether it was cut off by time.
-        last: observations at the end of those games that were cut off.
+        frames: Observations after the step; in copies whose game is over, the first of the next game.
+        rewards: Rewards of the game.
+        ended: Whether a training episode has ended: the game is over, or a life is lost where that counts.
+        over: Whether the game is over.
+        truncated: Whether the game was ended by its time limit.
+        last: Observations at the end of truncated games; None if there are none.
     """
 
     frames: Frames
     rewards: Floats
     ended: Flags
     over: Flags
-    cut: Flags
+    truncated: Flags
     last: Frames | None = None
 
 
 class GameEnv(VecEnv):
-    """Copies of one game, which begin anew by themselves when they are over.
+    """Copies of one game, which start again when they are over.
 
-    Scores are sums of the game's own rewards from its beginning to its end. The agent may be given only the sign of
-    each reward. A subclass says how the game is begun and played.
+    A score is the sum of the game's own rewards from its start to its end; the agent may be given only their signs.
+    A subclass implements `start_games` and `play_step`.
 
     Args:
-        name: of the game.
-        copies: how many.
-        frames: space of the observations.
-        actions: how many there are.
-        clip_rewards: whether the agent is given the sign of rewards only.
+        name: Name of the game.
+        copies: Number of copies.
+        frames: Space of the observations.
+        actions: Number of actions.
+        clip_rewards: Whether the agent is given only the sign of each reward.
 
     Attributes:
-        actions: how many there are.
-        finished: scores of the games that are over, until somebody takes them away.
+        actions: Number of actions.
+        finished: Scores of the games that are over, until the caller removes them.
     """
 
     def __init__(self, name: str, copies: int, frames: Box, actions: int, *, clip_rewards: bool) -> None:
@@ -131,77 +133,102 @@ class GameEnv(VecEnv):
         super().__init__(copies, frames, Discrete(actions))
 
     @abstractmethod
-    def begin(self, seeds: Sequence[int | None]) -> Frames:
-        """Begin a game in each copy, from its seed if it has one; the observations."""
+    def start_games(self, seeds: Sequence[int | None]) -> Frames:
+        """Start a game in each copy, from its seed if it has one, and return the observations."""
 
     @abstractmethod
-    def play(self, actions: NDArray[np.int64]) -> Played:
+    def play_step(self, actions: NDArray[np.int64]) -> StepResult:
         """Play a step in each copy."""
 
     def reset(self) -> Frames:
-        """Begin new games, with the seeds that were given for it."""
-        with self._named():
-            frames = self.begin(self._seeds)
+        """Start new games with the seeds of the last call of `seed`."""
+        with self._name_failures():
+            frames = self.start_games(self._seeds)
         self._scores[:] = 0
         self._reset_seeds()
         return frames
 
     def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Take note of the actions."""
+        """Store the actions of the next step."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Frames, Floats, Flags, list[dict[str, Any]]]:
-        """Play a step with the actions that were noted."""
-        with self._named():
-            played = self.play(self._actions)
-        self._scores += played.rewards
-        told: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for copy in np.flatnonzero(played.over):
-            told[copy]["score"] = float(self._scores[copy])
-            self.finished.append(told[copy]["score"])
+        """Play a step with the stored actions."""
+        with self._name_failures():
+            result = self.play_step(self._actions)
+        self._scores += result.rewards
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for copy in np.flatnonzero(result.over):
+            infos[copy]["score"] = float(self._scores[copy])
+            self.finished.append(infos[copy]["score"])
             self._scores[copy] = 0
-        for copy in np.flatnonzero(played.cut):
-            # By these names Stable-Baselines3 knows that the game would have gone on.
-            told[copy]["TimeLimit.truncated"] = True
-            told[copy]["terminal_observation"] = None if played.last is None else played.last[copy]
-        rewards = np.sign(played.rewards) if self.clip_rewards else played.rewards
-        return played.frames, rewards.astype(np.float32), played.ended, told
+        for copy in np.flatnonzero(result.truncated):
+            # Keys by which Stable-Baselines3 recognizes a truncated game.
+            infos[copy]["TimeLimit.truncated"] = True
+            infos[copy]["terminal_observation"] = None if result.last is None else result.last[copy]
+        rewards = np.sign(result.rewards) if self.clip_rewards else result.rewards
+        return result.frames, rewards.astype(np.float32), result.ended, infos
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """A game that fails says which it was."""
+    def _name_failures(self) -> Iterator[None]:
+        """Convert an exception of the game to an error that names the game."""
         try:
             yield
         except Exception as error:
-            raise GameError(f"the game {self.name} has failed: {error!r}") from error
+            raise GameError(f"the game {self.name} failed: {error!r}") from error
 
     def close(self) -> None:
-        """Games hold nothing that must be given back."""
+        """Do nothing, since games hold no resources."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """There is nothing to see inside a copy, and no picture of it."""
+        """Return the render mode, None; copies have no other attributes."""
         if attr_name == "render_mode":
             return [None] * self.num_envs
         raise AttributeError(f"copies of a game have no {attr_name!r}")
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """There is nothing to set."""
-        raise AttributeError(f"copies of a game have no {attr_name!r}")
+        """Raise an AttributeError, since copies have no attributes."""
+        self.get_attr(attr_name)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """There is nothing to call."""
-        raise AttributeError(f"copies of a game have no {method_name!r}")
+        """Raise an AttributeError, since copies have no methods."""
+        return self.get_attr(method_name)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """None of them is."""
+        """Return False for each copy."""
         return [False] * self.num_envs
 
 
-def named(games: str, known: Sequence[str]) -> list[str]:
-    """Names with commas between them, all of them known.
+def make_stream(
+    benchmark: str,
+    games: str,
+    known: Sequence[str],
+    inputs: tuple[int, ...],
+    make: Callable[[str, int, int], GameEnv],
+) -> GameStream:
+    """Create a stream of games.
+
+    Args:
+        benchmark: Name of the benchmark, for the scores of its games.
+        games: Names of the games, separated by commas.
+        known: Names of all games.
+        inputs: Shape of an observation.
+        make: Function `make(name, copies, threads)` that creates copies of a game.
+    """
+    scales = scores(benchmark)
+    tasks = []
+    for name in parse_games(games, known):
+        scale = Scale(**scales[name]) if name in scales else None
+        # The number of actions is known only once an environment exists.
+        tasks.append(GameTask(name, make(name, 1, 1).actions, partial(make, name), scale))
+    return GameStream(inputs, tasks)
+
+
+def parse_games(games: str, known: Sequence[str]) -> list[str]:
+    """Split names that are separated by commas.
 
     Raises:
-        UnknownName: one is not; the message has the nearest ones.
+        UnknownName: There is no such game; the message has the nearest names.
     """
     names = [name.strip() for name in games.split(",")]
     for name in names:

@@ -1,21 +1,19 @@
-"""Games of MinAtar, which are small enough for Python: copies are played one after another."""
+"""Games of MinAtar, which are so small that copies are played one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from sgp.benchmarks.datasets.extra import need
 from sgp.benchmarks.minatar import MinAtar
-from sgp.paper import scores
-from sgp.rl.games import Frames, GameEnv, GameStream, GameTask, Played, Scale, named
+from sgp.extras import import_extra
+from sgp.rl.games import Frames, GameEnv, GameStream, StepResult, make_stream
 
-# The most channels that a game has; those that another one lacks stay empty.
+# The largest number of channels of a game; the additional channels of other games are 0.
 CHANNELS = 10
 INPUTS = (CHANNELS, 10, 10)
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space-invaders")
@@ -25,76 +23,57 @@ class MinAtarEnv(GameEnv):
     """Copies of a game of MinAtar.
 
     Args:
-        name: of the game, such as space-invaders.
-        settings: how it is played.
-        copies: how many.
+        name: Name of the game, such as space-invaders.
+        settings: Settings of the benchmark.
+        copies: Number of copies.
     """
 
     def __init__(self, name: str, settings: MinAtar, copies: int) -> None:
-        environment = need("minatar").Environment
-        self._copies = [
-            environment(name.replace("-", "_"), sticky_action_prob=settings.sticky, difficulty_ramping=settings.ramping)
-            for _ in range(copies)
-        ]
-        # Only those actions that do something in this game.
-        self._meaning: list[int] = self._copies[0].minimal_action_set()
-        self._most_steps = settings.episode_steps
+        environment = import_extra("minatar").Environment
+        options = {"sticky_action_prob": settings.sticky, "difficulty_ramping": settings.ramping}
+        self._copies = [environment(name.replace("-", "_"), **options) for _ in range(copies)]
+        # Only the actions that have an effect in this game.
+        self._action_ids: list[int] = self._copies[0].minimal_action_set()
+        self._limit = settings.episode_steps
         self._steps = np.zeros(copies, dtype=np.int64)
         space = Box(low=0, high=1, shape=INPUTS, dtype=np.uint8)
-        super().__init__(name, copies, space, len(self._meaning), clip_rewards=False)
+        super().__init__(name, copies, space, len(self._action_ids), clip_rewards=False)
 
-    def begin(self, seeds: Sequence[int | None]) -> Frames:
-        frames = np.zeros((self.num_envs, *INPUTS), dtype=np.uint8)
-        for number, (copy, seed) in enumerate(zip(self._copies, seeds, strict=True)):
+    def start_games(self, seeds: Sequence[int | None]) -> Frames:
+        for number, seed in enumerate(seeds):
             if seed is not None:
-                copy.seed(seed)
-            self._begin(copy)
-            _show(copy, frames[number])
-        self._steps[:] = 0
+                self._copies[number].seed(seed)
+            self._restart(number)
+        return self._observe()
+
+    def play_step(self, actions: NDArray[np.int64]) -> StepResult:
+        acts = [copy.act(self._action_ids[action]) for copy, action in zip(self._copies, actions, strict=True)]
+        rewards, lost = np.array([act[0] for act in acts], np.float32), np.array([act[1] for act in acts], np.bool_)
+        self._steps += 1
+        truncated = ~lost & (self._steps >= self._limit)
+        over = lost | truncated
+        last = self._observe() if truncated.any() else None
+        for number in np.flatnonzero(over).tolist():
+            self._restart(number)
+        return StepResult(self._observe(), rewards, over, over, truncated, last)
+
+    def _restart(self, number: int) -> None:
+        copy: Any = self._copies[number]
+        copy.reset()
+        copy.last_action = 0  # MinAtar keeps the last game's, which may be the first to be repeated
+        self._steps[number] = 0
+
+    def _observe(self) -> Frames:
+        """Return the current frames, in a new array, since the agent still holds the previous one."""
+        frames = np.zeros((self.num_envs, *INPUTS), dtype=np.uint8)
+        for frame, copy in zip(frames, self._copies, strict=True):
+            state = copy.state()  # [10, 10, channels]
+            frame[: state.shape[2]] = state.transpose(2, 0, 1)
         return frames
 
-    def play(self, actions: NDArray[np.int64]) -> Played:
-        # New ones at each step: the agent still holds the last.
-        frames = np.zeros((self.num_envs, *INPUTS), dtype=np.uint8)
-        rewards = np.zeros(self.num_envs, dtype=np.float32)
-        lost = np.zeros(self.num_envs, dtype=np.bool_)
-        for number, copy in enumerate(self._copies):
-            rewards[number], lost[number] = copy.act(self._meaning[actions[number]])
-            _show(copy, frames[number])
-        self._steps += 1
-        cut = ~lost & (self._steps >= self._most_steps)
-        over = lost | cut
-        last = frames.copy() if cut.any() else None
-        for again in np.flatnonzero(over):
-            self._begin(self._copies[again])
-            frames[again] = 0
-            _show(self._copies[again], frames[again])
-        self._steps[over] = 0
-        return Played(frames, rewards, over, over, cut, last)
 
-    @staticmethod
-    def _begin(copy: Any) -> None:
-        copy.reset()
-        copy.last_action = 0  # MinAtar leaves the last game's, which may be the first to be repeated
-
-
-def stream(settings: MinAtar) -> GameStream:
-    """The games of the settings."""
-    need("minatar")
-    scales = scores("minatar")
-    games = []
-    for name in named(settings.games, GAMES):
-        make = partial(_make, name, settings)
-        actions = make(1, 1).actions
-        games.append(GameTask(name, actions, make, Scale(**scales[name]) if name in scales else None))
-    return GameStream(INPUTS, games)
-
-
-def _make(name: str, settings: MinAtar, copies: int, threads: int) -> MinAtarEnv:
-    return MinAtarEnv(name, settings, copies)
-
-
-def _show(copy: Any, frame: Frames) -> None:
-    """Write what a copy shows, [10, 10, channels], into a frame of zeros."""
-    seen = copy.state()
-    frame[: seen.shape[2]] = seen.transpose(2, 0, 1)
+def load_stream(settings: MinAtar) -> GameStream:
+    """Load the games of the settings."""
+    return make_stream(
+        "minatar", settings.games, GAMES, INPUTS, lambda name, copies, _: MinAtarEnv(name, settings, copies)
+    )

@@ -1,4 +1,4 @@
-"""Settings of PPO on a stream of games. Nothing here needs a package of reinforcement learning."""
+"""Settings of PPO on a stream of games, which need no package of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sgp.settings import Settings, setting
 
 
 class GameError(RuntimeError):
-    """A game cannot be started, or has failed."""
+    """A game cannot be started, or failed."""
 
 
 @dataclass(frozen=True)
 class PPOSettings(Settings):
-    """How each game is learned: PPO as Stable-Baselines3 has it, with a new Adam for each game."""
+    """Training on each game by PPO of Stable-Baselines3, with a new Adam for each game."""
 
     steps: int = setting(10_000_000, low=1)
-    """Steps of the agent in each game; an Atari step is four frames."""
+    """Steps of the agent in each game; a step in Atari is four frames."""
     envs: int = setting(16, low=1)
-    """How many copies of the game are played at once."""
+    """Number of copies of the game that are played at once."""
     rollout: int = setting(125, low=1)
     """Steps in each copy between two updates."""
     # The advantages of a single state have no deviation.
@@ -29,42 +29,43 @@ class PPOSettings(Settings):
     epochs: int = setting(4, low=1)
     """Passes over the states of an update."""
     lr: float = setting(2.5e-4, above=0)
-    """Learning rate at the start of each game, from where it falls linearly to 0."""
+    """Learning rate at the start of each game, which decays linearly to 0."""
     adam_eps: float = setting(1e-5, above=0)
     """Epsilon of Adam; Algorithm 2 has 1e-8."""
     gamma: float = setting(0.99, low=0, high=1)
-    """Discount of later rewards."""
+    """Discount factor of later rewards."""
     gae_lambda: float = setting(0.95, low=0, high=1)
-    """Lambda of the generalised advantage estimate."""
+    """Lambda of generalized advantage estimation."""
     clip_range: float = setting(0.1, above=0)
-    """How far the policy's ratio may move in an update before it is clipped."""
+    """Clipping range of the policy's ratio."""
     clip_values: float | None = setting(0.1, above=0, high=math.inf)
-    """How far a value may move in an update before it is clipped; none: as far as it likes."""
+    """Clipping range of the values; none: no clipping."""
     value_weight: float = setting(0.25, low=0)
-    """Of the value loss, a mean of squares; the published 0.5 stands before half of that."""
+    """Weight of the value loss, a mean of squares; the published 0.5 is a weight of half the mean."""
     entropy_weight: float = setting(0.01, low=0)
-    """Of the policy's entropy, which keeps it exploring."""
+    """Weight of the policy's entropy, which rewards exploration."""
     max_norm: float = setting(0.5, above=0)
-    """Gradients are shortened to this norm."""
+    """Maximum norm of the gradient."""
     advantages: Literal["batch", "rollout"] = "batch"
-    """What advantages are standardised over: the states of a gradient step, or all of an update as published."""
+    """Set of states over which advantages are standardized. batch: those of a gradient step; rollout: all of an update,
+    as published."""
     optimizer: Literal["adam-gp", "adam-on-projected"] = "adam-gp"
-    """What a projecting method does with Adam. adam-gp: projects Adam's step (Algorithm 2). adam-on-projected: gives
-    Adam a projected gradient, which forgets (appendix E)."""
+    """Combination of Adam and a projecting method. adam-gp: Adam's step is projected (Algorithm 2); adam-on-projected:
+    Adam is given a projected gradient, which forgets (appendix E)."""
     adam_counter: Literal["step", "update"] = "step"
-    """What Adam's bias correction counts: gradient steps, or updates as the published Adam-GP does."""
+    """Counter of Adam's bias correction. step: gradient steps; update: updates, as in the published Adam-GP."""
     patches: Literal["strided", "corner"] = "strided"
-    """Which patches of a convolution's input a memory takes in: those that the convolution sees, or as published as
-    many in steps of one from the upper left corner."""
+    """Patches of a convolution's input from which a memory is updated. strided: those of the convolution; corner: as
+    many in steps of one from the upper left corner, as published."""
     states: int = setting(1984, low=1)
-    """How many states of a game's last update a method takes in."""
+    """States of a game's last update from which a method is updated."""
     evaluate_every: int = setting(100, low=1)
-    """Updates between two evaluations, at each of which a checkpoint is written and new episodes begin."""
+    """Updates between two evaluations; each also writes a checkpoint and starts new episodes."""
     evaluation_games: int = setting(10, low=1)
-    """How many games of each kind an evaluation plays, as many at once."""
+    """Games that an evaluation plays of each task, all at once."""
     evaluation_counts: Literal["first", "each"] = "first"
-    """first: the games that end first count, as published, which favours short ones. each: the first game of each
-    copy does."""
+    """Games that an evaluation counts. first: the games that end first, as published, which favours short ones; each:
+    the first game of each copy."""
 
     def __post_init__(self) -> None:
         """Check the fields, and that batches and states fit the steps of an update."""
@@ -86,5 +87,5 @@ class PPOSettings(Settings):
 
     @property
     def updates(self) -> int:
-        """In each game; steps that do not fill one more are left out, as published."""
+        """Number of updates in each game; an incomplete last one is left out, as published."""
         return self.steps // self.update_steps

@@ -1,4 +1,4 @@
-"""Decoded images are kept, mapped into memory, and never trusted when they are not whole."""
+"""Decoded images are cached, mapped into memory, and decoded again if the cache is damaged."""
 
 import os
 import random
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.written import SMALL_MINI, image_set, write_class_folders
+from benchmarks.written import SMALL_MINI, are_equal, image_set, write_class_folders
 
 from sgp.benchmarks.datasets import miniimagenet
-from sgp.benchmarks.datasets.cache import ABANDONED, Source, cached
+from sgp.benchmarks.datasets.cache import ABANDONED, Source, load_cached
 from sgp.benchmarks.datasets.images import ImageSet
 
 IMAGES = image_set(classes=4, train_each=5, test_each=2)
 
 
-class Counted:
-    """A source that counts how often it is decoded."""
+class CountingSource:
+    """Source that counts how often it is decoded."""
 
     def __init__(self, root: Path) -> None:
         self.decoded = 0
@@ -28,7 +28,7 @@ class Counted:
         self.file.write_text("one")
 
     def read(self) -> ImageSet:
-        return cached("small", Source(self.file.parent, [self.file], self._decode))
+        return load_cached("small", Source(self.file.parent, [self.file], self._decode))
 
     def _decode(self) -> ImageSet:
         self.decoded += 1
@@ -36,24 +36,19 @@ class Counted:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Counted:
-    return Counted(tmp_path)
+def source(tmp_path: Path) -> CountingSource:
+    return CountingSource(tmp_path)
 
 
-def equal(one: ImageSet, other: ImageSet) -> bool:
-    tensors = ("train", "train_labels", "test", "test_labels")
-    return one.classes == other.classes and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors)
-
-
-def test_images_are_decoded_once(source: Counted, cache: Path) -> None:
-    assert equal(source.read(), IMAGES)
-    assert equal(source.read(), IMAGES)
+def test_images_are_decoded_once(source: CountingSource, cache: Path) -> None:
+    assert are_equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 1
     (file,) = cache.iterdir()
     assert file.name.startswith("small-")
 
 
-def test_changed_sources_are_decoded_again(source: Counted) -> None:
+def test_changed_sources_are_decoded_again(source: CountingSource) -> None:
     source.read()
     source.file.write_text("other")
     source.read()
@@ -69,17 +64,17 @@ def test_changed_sources_are_decoded_again(source: Counted) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
-def test_a_truncated_file_is_decoded_again(source: Counted, cache: Path, share: float) -> None:
+def test_a_truncated_file_is_decoded_again(source: CountingSource, cache: Path, share: float) -> None:
     source.read()
     (file,) = cache.iterdir()
     os.truncate(file, int(share * file.stat().st_size))
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
 
 
-def test_a_file_of_something_else_is_decoded_again(source: Counted, cache: Path) -> None:
+def test_a_file_of_something_else_is_decoded_again(source: CountingSource, cache: Path) -> None:
     from safetensors.torch import save_file
 
     source.read()
@@ -90,39 +85,39 @@ def test_a_file_of_something_else_is_decoded_again(source: Counted, cache: Path)
         ({n: torch.zeros(2, dtype=torch.uint8) for n in ("train", "train_labels", "test")}, {"classes": "[]"}),
     ):
         save_file(tensors, file, metadata=header)
-        assert equal(source.read(), IMAGES)
+        assert are_equal(source.read(), IMAGES)
 
 
-def test_leftovers_of_a_killed_writer_are_not_read_and_removed_in_time(source: Counted, cache: Path) -> None:
+def test_files_of_killed_writers_are_not_read_and_are_removed_when_old(source: CountingSource, cache: Path) -> None:
     cache.mkdir()
     old, new = cache / ".small-a.safetensors.1.partial", cache / ".small-a.safetensors.2.partial"
     for left in (old, new):
         left.write_bytes(b"half of it")
     os.utime(old, (time.time() - 2 * ABANDONED,) * 2)
-    assert equal(source.read(), IMAGES)
+    assert are_equal(source.read(), IMAGES)
     assert not old.exists()
     assert new.exists()
 
 
-def test_without_room_for_it_images_are_decoded_each_time_with_a_warning(
-    source: Counted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_a_writable_cache_images_are_decoded_each_time_with_a_warning(
+    source: CountingSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SGP_CACHE", str(tmp_path / "file"))
     for _ in range(2):
-        with pytest.warns(UserWarning, match=r"cannot be kept decoded in .*SGP_CACHE"):
-            assert equal(source.read(), IMAGES)
+        with pytest.warns(UserWarning, match=r"cannot be cached in .*SGP_CACHE"):
+            assert are_equal(source.read(), IMAGES)
     assert source.decoded == 2
 
 
 @pytest.mark.slow
-def test_only_the_images_that_are_looked_at_come_into_memory(tmp_path: Path) -> None:
+def test_only_the_images_that_are_used_are_read_into_memory(tmp_path: Path) -> None:
     if not Path("/proc/self/status").is_file():
         pytest.skip("memory is read from /proc, which Linux has")
     script = f"""
 import torch
 from pathlib import Path
-from sgp.benchmarks.datasets.cache import Source, cached
+from sgp.benchmarks.datasets.cache import Source, load_cached
 from sgp.benchmarks.datasets.images import ImageSet
 def kilobytes():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
@@ -132,9 +127,9 @@ def decode():
     return ImageSet(torch.full((2000, 3, 128, 128), 7, dtype=torch.uint8), labels, torch.zeros(1, 3, 2, 2).byte(),
                     labels[:1].clone(), ["one"])
 root = Path({str(tmp_path)!r})
-cached("warm", Source(root, [], lambda: ImageSet(*(torch.zeros(1).byte() for _ in range(4)), ["one"])))
+load_cached("warm", Source(root, [], lambda: ImageSet(*(torch.zeros(1).byte() for _ in range(4)), ["one"])))
 before = kilobytes()
-images = cached("large", Source(root, [], decode))
+images = load_cached("large", Source(root, [], decode))
 if {{had}}:
     assert kilobytes() - before < 20_000, kilobytes() - before
     assert int(images.train[1500:1510].sum()) == 7 * 10 * 3 * 128 * 128
@@ -145,11 +140,11 @@ if {{had}}:
 
 
 @pytest.mark.slow
-def test_a_decoder_killed_at_any_moment_leaves_nothing_wrong(tmp_path: Path, cache: Path) -> None:
+def test_a_decoder_killed_at_any_moment_leaves_no_damaged_cache(tmp_path: Path, cache: Path) -> None:
     pytest.importorskip("PIL", reason="of the extra 'benchmarks'")
     write_class_folders(tmp_path / "data", each=7)
     expected = miniimagenet.decode(tmp_path / "data", SMALL_MINI)
-    # Says when it begins, and writes the file again and again, so that the blow may fall into any part of that.
+    # Reports its start and writes the file repeatedly, so that the kill may interrupt any part of the writing.
     script = f"""
 from pathlib import Path
 from benchmarks.written import SMALL_MINI
@@ -157,7 +152,7 @@ from sgp.benchmarks.datasets import cache, miniimagenet
 print("ready", flush=True)
 while True:
     miniimagenet.read(Path({str(tmp_path / "data")!r}), SMALL_MINI)
-    for file in cache.folder().glob("*.safetensors"):
+    for file in cache.get_cache_folder().glob("*.safetensors"):
         file.unlink()
 """
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -170,4 +165,4 @@ while True:
         time.sleep(moments.uniform(0, 0.3))
         decoder.send_signal(signal.SIGKILL)
         decoder.wait()
-        assert equal(miniimagenet.read(tmp_path / "data", SMALL_MINI), expected)
+        assert are_equal(miniimagenet.read(tmp_path / "data", SMALL_MINI), expected)

@@ -27,21 +27,21 @@ def test_every_data_set_of_a_benchmark_can_be_checked() -> None:
     assert {dataset for name in BENCHMARKS for dataset in BENCHMARKS[name].datasets} <= set(check.READERS)
 
 
-def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
-    reports = check.check(tmp_path)
+def test_an_empty_folder_is_reported_as_missing_everything(tmp_path: Path) -> None:
+    reports = check.check_all(tmp_path)
     assert [report.name for report in reports] == list(check.READERS)
     assert {report.state for report in reports} == {"missing"}
     assert all(report.detail for report in reports)
     with pytest.raises(MissingData, match="absent"):
-        check.check(tmp_path / "absent")
+        check.check_all(tmp_path / "absent")
 
 
 @pytest.mark.usefixtures("small")
-def test_states_are_told_apart_and_the_file_is_named(tmp_path: Path) -> None:
+def test_reports_distinguish_states_and_name_the_file(tmp_path: Path) -> None:
     write_cifar(tmp_path, SMALL_CIFAR)
     write_mnist(tmp_path / "MNIST" / "raw", SMALL_MNIST)
     write_class_folders(tmp_path / "miniimagenet")
-    reports = {report.name: report for report in check.check(tmp_path)}
+    reports = {report.name: report for report in check.check_all(tmp_path)}
     assert reports["cifar100"] == check.Report("cifar100", "complete", "12 training and 6 test images of 3 classes")
     assert reports["mnist"].state == reports["miniimagenet"].state == "complete"
     assert reports["svhn"].state == "missing"
@@ -50,7 +50,7 @@ def test_states_are_told_apart_and_the_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(b"short")
     (image, *_) = (tmp_path / "miniimagenet" / "n00000002").iterdir()
     image.write_bytes(image.read_bytes()[:60])
-    reports = {report.name: report for report in check.check(tmp_path)}
+    reports = {report.name: report for report in check.check_all(tmp_path)}
     for name, file in (("cifar100", "test"), ("mnist", "t10k-labels-idx1-ubyte"), ("miniimagenet", image.name)):
         assert reports[name].state == "damaged"
         assert file in reports[name].detail
@@ -59,7 +59,7 @@ def test_states_are_told_apart_and_the_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_real_data_sets_are_whole(real_data: Path) -> None:
+def test_the_real_data_sets_are_complete(real_data: Path) -> None:
     states = {name: check.check_one(name, real_data).state for name in ("cifar100", "miniimagenet")}
     if set(states.values()) == {"missing"}:
         pytest.skip("neither CIFAR-100 nor miniImageNet is in $SGP_DATA")

@@ -78,4 +78,4 @@ def test_a_command_that_fails_says_where_the_file_goes(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(DataError, match=f"apt-get.*put {english.BIBLE} into"):
-        download.get("english", tmp_path)
+        download.download("english", tmp_path)

@@ -1,4 +1,4 @@
-"""IDX files: plain and packed, where torchvision puts them or not, and what can be wrong with one."""
+"""IDX files are read plain and packed, in the folders of torchvision or others, and damaged ones raise errors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from sgp.benchmarks.datasets.images import DamagedData, MissingData
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("folder", SMALL_MNIST.folders)
-def test_what_was_written_is_read(tmp_path: Path, folder: str, packed: bool) -> None:
+def test_written_data_is_read_back(tmp_path: Path, folder: str, packed: bool) -> None:
     write_mnist(tmp_path / folder, SMALL_MNIST, packed=packed)
     images = idx.read(tmp_path, SMALL_MNIST)
     assert images.train.shape == (75, 1, 28, 28)
@@ -30,12 +30,12 @@ def test_the_published_counts_add_up() -> None:
         assert (sum(form.train_each), sum(form.test_each), len(form.classes)) == (60000, 10000, 10)
 
 
-def test_nothing_there_says_how_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_data_set_is_reported_with_the_command_to_download_it(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="sgp data get fashion-mnist"):
         idx.read(tmp_path, idx.FASHION)
 
 
-def test_one_data_set_in_the_place_of_the_other_is_noticed(tmp_path: Path) -> None:
+def test_a_data_set_in_the_folder_of_the_other_raises_an_error(tmp_path: Path) -> None:
     # Only the labels are looked at before it is noticed.
     for part, form_each in (("train", idx.MNIST.train_each), ("t10k", idx.MNIST.test_each)):
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(10, dtype=np.uint8).repeat(form_each))
@@ -45,7 +45,7 @@ def test_one_data_set_in_the_place_of_the_other_is_noticed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
-def test_a_truncated_or_missing_file_is_named(tmp_path: Path, name: str, packed: bool) -> None:
+def test_a_truncated_or_missing_file_is_named_in_the_error(tmp_path: Path, name: str, packed: bool) -> None:
     write_mnist(tmp_path, SMALL_MNIST, packed=packed)
     path = tmp_path / (f"{name}.gz" if packed else name)
     whole = path.read_bytes()
@@ -58,10 +58,10 @@ def test_a_truncated_or_missing_file_is_named(tmp_path: Path, name: str, packed:
         idx.read(tmp_path, SMALL_MNIST)
 
 
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_type_raises_an_error(tmp_path: Path) -> None:
     write_mnist(tmp_path, SMALL_MNIST)
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(bytes([0, 0, 13, 3]) + bytes(100))
-    with pytest.raises(DamagedData, match="no IDX file"):
+    with pytest.raises(DamagedData, match="not an IDX file"):
         idx.read(tmp_path, SMALL_MNIST)
 
 

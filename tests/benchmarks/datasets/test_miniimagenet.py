@@ -1,4 +1,4 @@
-"""miniImageNet in its layouts, which all give the same images in the same order."""
+"""All layouts of miniImageNet give the same images in the same order."""
 
 import csv
 from dataclasses import replace
@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.written import SMALL_MINI, WORDNET_IDS, dump, picture, write_class_folders, write_picture
+from benchmarks.written import SMALL_MINI, WORDNET_IDS, are_equal, dump, picture, write_class_folders, write_picture
 
 from sgp.benchmarks.datasets import miniimagenet
-from sgp.benchmarks.datasets.images import DamagedData, ImageSet, MissingData
+from sgp.benchmarks.datasets.images import DamagedData, MissingData
 
 pytest.importorskip("PIL", reason="of the extra 'benchmarks'")
 
@@ -18,14 +18,14 @@ NAMES = sorted(WORDNET_IDS)
 ORDER = np.random.RandomState(1234).permutation(7)
 
 
-def divided_folders(root: Path) -> None:
+def write_split_folders(root: Path) -> None:
     for name in WORDNET_IDS:
         for place, number in enumerate(ORDER):
             part = "train" if place < 5 else "test"
             write_picture(root / part / name / f"{name}{number:08d}.jpg", picture(name, number))
 
 
-def listed_images(root: Path, *, lists: str = ".") -> None:
+def write_listed_images(root: Path, *, lists: str = ".") -> None:
     (root / lists).mkdir(parents=True, exist_ok=True)
     for name, file in zip(WORDNET_IDS, ("train", "val", "test"), strict=True):
         with (root / lists / f"{file}.csv").open("w", newline="") as opened:
@@ -36,32 +36,27 @@ def listed_images(root: Path, *, lists: str = ".") -> None:
                 write_picture(root / "images" / f"{name}{number:08d}.jpg", picture(name, number))
 
 
-def few_shot_pickles(root: Path, *, validation: str = "val", protocol: int = 2) -> None:
+def write_few_shot_pickles(root: Path, *, validation: str = "val", protocol: int = 2) -> None:
     for name, part in zip(WORDNET_IDS, ("train", validation, "test"), strict=True):
         pixels = np.stack([picture(name, number) for number in range(7)])
         content = {"image_data": pixels, "class_dict": {name: list(range(7))}}
         dump(root / f"mini-imagenet-cache-{part}.pkl", content, protocol)
 
 
-def few_shot_folders(root: Path) -> None:
+def write_few_shot_folders(root: Path) -> None:
     for name, part in zip(WORDNET_IDS, ("train", "val", "test"), strict=True):
         write_class_folders(root / part, [name])
 
 
 LAYOUTS = {
-    "divided folders": divided_folders,
+    "divided folders": write_split_folders,
     "class folders": write_class_folders,
-    "few-shot folders": few_shot_folders,
-    "lists": listed_images,
-    "lists in splits": lambda root: listed_images(root, lists="splits"),
-    "pickles": few_shot_pickles,
-    "pickles of learn2learn": lambda root: few_shot_pickles(root, validation="validation", protocol=4),
+    "few-shot folders": write_few_shot_folders,
+    "lists": write_listed_images,
+    "lists in splits": lambda root: write_listed_images(root, lists="splits"),
+    "pickles": write_few_shot_pickles,
+    "pickles of learn2learn": lambda root: write_few_shot_pickles(root, validation="validation", protocol=4),
 }
-
-
-def equal(one: ImageSet, other: ImageSet) -> bool:
-    tensors = ("train", "train_labels", "test", "test_labels")
-    return one.classes == other.classes and all(torch.equal(getattr(one, n), getattr(other, n)) for n in tensors)
 
 
 @pytest.mark.parametrize("folder", ["miniimagenet", "mini-imagenet", "."])
@@ -78,12 +73,12 @@ def test_every_layout_gives_the_same_images_in_the_same_order(tmp_path: Path, la
     held = [picture(name, number) for name in NAMES for number in sorted(ORDER[5:])]
     np.testing.assert_array_equal(images.test.permute(0, 2, 3, 1).numpy(), np.stack(held))
     # From the cache, and from the files in spite of it.
-    assert equal(miniimagenet.read(tmp_path, SMALL_MINI), images)
-    assert equal(miniimagenet.decode(tmp_path, SMALL_MINI), images)
+    assert are_equal(miniimagenet.read(tmp_path, SMALL_MINI), images)
+    assert are_equal(miniimagenet.decode(tmp_path, SMALL_MINI), images)
 
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["array", "list"])
-def test_acls_pickle_is_divided_as_its_script_does_it(tmp_path: Path, as_list: bool) -> None:
+def test_acls_pickle_is_split_as_by_its_script(tmp_path: Path, as_list: bool) -> None:
     numbers = np.random.default_rng(0).permutation(np.arange(3).repeat(7))
     pixels = np.stack([picture("n1", row) for row in range(21)])
     dump(
@@ -100,7 +95,7 @@ def test_acls_pickle_is_divided_as_its_script_does_it(tmp_path: Path, as_list: b
     assert images.classes == ["0", "1", "2"]
 
 
-def test_images_of_another_size_or_mode_are_made_fit(tmp_path: Path) -> None:
+def test_images_of_another_size_or_mode_are_converted(tmp_path: Path) -> None:
     from PIL import Image
 
     write_class_folders(tmp_path)
@@ -114,7 +109,7 @@ def test_images_of_another_size_or_mode_are_made_fit(tmp_path: Path) -> None:
         assert tuple(np.asarray(resized).transpose(2, 0, 1).flatten().tolist()) in both
 
 
-def test_a_truncated_image_is_named(tmp_path: Path) -> None:
+def test_a_truncated_image_is_named_in_the_error(tmp_path: Path) -> None:
     from PIL import Image
 
     write_class_folders(tmp_path)
@@ -123,17 +118,17 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (len(whole) // 2, 100, 0):
         path.write_bytes(whole[:size])
-        with pytest.raises(DamagedData, match=f"{path.name}' is truncated or no image"):
+        with pytest.raises(DamagedData, match=f"{path.name}' is truncated or not an image"):
             miniimagenet.read(tmp_path, SMALL_MINI)
 
 
-def test_nothing_there_says_how_to_lay_it_out(tmp_path: Path) -> None:
+def test_a_missing_data_set_is_reported_with_its_layouts(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"WNID/\*.jpg"):
         miniimagenet.read(tmp_path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_missing_image_or_class_is_noticed(tmp_path: Path, layout: str) -> None:
+def test_a_missing_image_or_class_raises_an_error(tmp_path: Path, layout: str) -> None:
     LAYOUTS[layout](tmp_path)
     with pytest.raises(DamagedData, match=r"(class|has) .*should have"):
         miniimagenet.read(tmp_path, replace(SMALL_MINI, train_each=6))
@@ -141,12 +136,12 @@ def test_a_missing_image_or_class_is_noticed(tmp_path: Path, layout: str) -> Non
         miniimagenet.read(tmp_path, replace(SMALL_MINI, classes=4))
     with pytest.raises(DamagedData, match="not those of miniImageNet"):
         miniimagenet.read(tmp_path, replace(SMALL_MINI, names="0" * 64))
-    digest = miniimagenet.names_digest(NAMES)
+    digest = miniimagenet.digest_names(NAMES)
     assert miniimagenet.read(tmp_path, replace(SMALL_MINI, names=digest)).classes == NAMES
 
 
-def test_an_image_in_both_parts_is_noticed(tmp_path: Path) -> None:
-    divided_folders(tmp_path)
+def test_an_image_in_both_parts_raises_an_error(tmp_path: Path) -> None:
+    write_split_folders(tmp_path)
     name = f"{NAMES[0]}{ORDER[0]:08d}.jpg"
     (tmp_path / "test" / NAMES[0] / f"{NAMES[0]}{ORDER[5]:08d}.jpg").unlink()
     write_picture(tmp_path / "test" / NAMES[0] / name, picture(NAMES[0], int(ORDER[0])))
@@ -154,20 +149,20 @@ def test_an_image_in_both_parts_is_noticed(tmp_path: Path) -> None:
         miniimagenet.read(tmp_path, SMALL_MINI)
 
 
-def test_folders_without_test_images_are_noticed(tmp_path: Path) -> None:
+def test_folders_without_test_images_raise_an_error(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train")
-    with pytest.raises(DamagedData, match="none beside it with test images"):
+    with pytest.raises(DamagedData, match="no folder test with images beside it"):
         miniimagenet.read(tmp_path, SMALL_MINI)
 
 
-def test_an_image_that_a_list_names_and_that_is_not_there_is_named(tmp_path: Path) -> None:
-    listed_images(tmp_path)
+def test_a_listed_image_that_is_missing_is_named_in_the_error(tmp_path: Path) -> None:
+    write_listed_images(tmp_path)
     path = tmp_path / "images" / f"{NAMES[2]}{4:08d}.jpg"
     path.unlink()
     with pytest.raises(DamagedData, match=path.name):
         miniimagenet.read(tmp_path, SMALL_MINI)
-    (tmp_path / "val.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DamagedData, match=r"val.csv' is no list"):
+    (tmp_path / "train.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DamagedData, match=r"train.csv' is not a list"):
         miniimagenet.read(tmp_path, SMALL_MINI)
 
 
@@ -185,7 +180,7 @@ def test_an_image_that_a_list_names_and_that_is_not_there_is_named(tmp_path: Pat
     ],
     ids=["few-shot", "rows", "size", "ragged", "empty"],
 )
-def test_a_pickle_of_something_else_is_named(tmp_path: Path, file: str, content: dict[str, object]) -> None:
+def test_a_pickle_of_something_else_raises_an_error(tmp_path: Path, file: str, content: dict[str, object]) -> None:
     dump(tmp_path / "miniimagenet" / file, content)
     with pytest.raises(DamagedData, match=file):
         miniimagenet.read(tmp_path, SMALL_MINI)

@@ -19,7 +19,7 @@ def write(root: Path, each: int) -> None:
 
 
 @pytest.mark.parametrize("folder", ["notMNIST", "notmnist", "."])
-def test_divided_folders_are_read(tmp_path: Path, folder: str) -> None:
+def test_split_folders_are_read(tmp_path: Path, folder: str) -> None:
     write(tmp_path / folder / "Train", 3)
     write(tmp_path / folder / "Test", 2)
     images = notmnist.read(tmp_path)
@@ -28,7 +28,7 @@ def test_divided_folders_are_read(tmp_path: Path, folder: str) -> None:
     assert images.train_labels.tolist() == [label for label in range(10) for _ in range(3)]
 
 
-def test_one_set_of_folders_is_divided_in_the_same_way_every_time(tmp_path: Path) -> None:
+def test_one_set_of_folders_is_split_in_the_same_way_every_time(tmp_path: Path) -> None:
     write(tmp_path / "notMNIST_small", 5)
     first, second = notmnist.read(tmp_path), notmnist.decode(tmp_path)
     assert (len(first.train), len(first.test)) == (45, 5)
@@ -37,13 +37,13 @@ def test_one_set_of_folders_is_divided_in_the_same_way_every_time(tmp_path: Path
     assert first.test_labels.tolist() == [row // 5 for row in sorted(order)]
 
 
-def test_the_two_unreadable_files_are_skipped_and_others_are_named(tmp_path: Path) -> None:
+def test_the_two_unreadable_files_are_skipped_and_others_raise_an_error(tmp_path: Path) -> None:
     write(tmp_path / "notMNIST_small", 5)
     for letter, name in notmnist.UNREADABLE:
         (tmp_path / "notMNIST_small" / letter / name).touch()
     assert len(notmnist.read(tmp_path).train) == 45
     (tmp_path / "notMNIST_small" / "C" / "broken.png").touch()
-    with pytest.raises(DamagedData, match=r"C/broken.png' is truncated or no image"):
+    with pytest.raises(DamagedData, match=r"C/broken.png' is truncated or not an image"):
         notmnist.read(tmp_path)
 
 
@@ -56,11 +56,11 @@ def test_the_pickles_of_the_published_code_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(images.train.numpy(), random_pixels(40, 1, 32, 32))
     assert images.test_labels.tolist() == [*range(10), *range(10)]
     dump(tmp_path / "notmnist" / "notmnist_test.pkl", {"features": 1})
-    with pytest.raises(DamagedData, match=r"notmnist_test.pkl' is no file of notMNIST"):
+    with pytest.raises(DamagedData, match=r"notmnist_test.pkl' is not a file of notMNIST"):
         notmnist.read(tmp_path)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_errors_name_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="notMNIST_small"):
         notmnist.read(tmp_path)
     write(tmp_path / "notMNIST" / "Train", 1)

@@ -1,4 +1,4 @@
-"""Pickles are read for their data; what else they name is refused and never run."""
+"""Pickles are read for their data; anything else that they name raises an error and is never run."""
 
 import contextlib
 import os
@@ -62,8 +62,8 @@ def test_files_of_python_2_are_read(tmp_path: Path) -> None:
     assert pickles.read(tmp_path / "file") == {"data": "é"}
 
 
-class Calls:
-    """Pickles as a call."""
+class PickledCall:
+    """Object that is pickled as a call."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -72,23 +72,23 @@ class Calls:
         return self.call
 
 
-def poisons(trap: Path) -> dict[str, object]:
+def make_malicious(trap: Path) -> dict[str, object]:
     return {
-        f"{os.system.__module__}.system": Calls(os.system, f"touch {trap}"),
-        "builtins.eval": Calls(eval, f"open({str(trap)!r}, 'w')"),
-        "numpy.load": Calls(np.load, str(trap)),
-        "numpy.save": Calls(np.save, str(trap), [1]),
-        "builtins.getattr": Calls(getattr, "text", "upper"),
+        f"{os.system.__module__}.system": PickledCall(os.system, f"touch {trap}"),
+        "builtins.eval": PickledCall(eval, f"open({str(trap)!r}, 'w')"),
+        "numpy.load": PickledCall(np.load, str(trap)),
+        "numpy.save": PickledCall(np.save, str(trap), [1]),
+        "builtins.getattr": PickledCall(getattr, "text", "upper"),
         "pathlib": trap,
-        "os.mkdir": Calls(os.mkdir, str(trap)),
+        "os.mkdir": PickledCall(os.mkdir, str(trap)),
     }
 
 
-@pytest.mark.parametrize("name", poisons(Path("trap")))
+@pytest.mark.parametrize("name", make_malicious(Path("trap")))
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_poisoned_file_is_refused_by_name_and_not_run(tmp_path: Path, name: str, protocol: int) -> None:
+def test_a_malicious_file_raises_an_error_and_is_not_run(tmp_path: Path, name: str, protocol: int) -> None:
     trap = tmp_path / "trap"
-    dump(tmp_path / "file", {"data": poisons(trap)[name]}, protocol)
+    dump(tmp_path / "file", {"data": make_malicious(trap)[name]}, protocol)
     with pytest.raises(DamagedData, match="was not run") as refused:
         pickles.read(tmp_path / "file")
     assert name.partition(".")[2] in str(refused.value)
@@ -99,14 +99,14 @@ def test_a_poisoned_file_is_refused_by_name_and_not_run(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     "named", [b"cnumpy.ctypeslib\nload_library\n", b"cnumpy\nload\n", b"cos\nsystem\n", b"cnumpy\nndarray.tofile\n"]
 )
-def test_a_name_alone_is_refused(tmp_path: Path, named: bytes) -> None:
+def test_a_bare_name_raises_an_error(tmp_path: Path, named: bytes) -> None:
     (tmp_path / "file").write_bytes(named + b".")
     with pytest.raises(DamagedData, match=named[1:].split(b"\n")[1].decode()):
         pickles.read(tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", ["objects", "structures", "strings"])
-def test_arrays_of_other_things_than_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+def test_arrays_of_anything_but_numbers_raise_an_error(tmp_path: Path, kind: str) -> None:
     array = {
         "objects": np.array([{}, 1], dtype=object),
         "structures": np.zeros(2, dtype=[("a", "i4"), ("b", "O")]),
@@ -117,7 +117,7 @@ def test_arrays_of_other_things_than_numbers_are_refused(tmp_path: Path, kind: s
         pickles.read(tmp_path / "file")
 
 
-def test_the_stand_ins_cannot_be_changed_by_a_file(tmp_path: Path) -> None:
+def test_stand_ins_cannot_be_changed_by_a_file(tmp_path: Path) -> None:
     # Builds state onto the class that stands for numpy's scalars, then onto the one for arrays.
     for name in (b"cnumpy.core.multiarray\nscalar\n", b"cnumpy\nndarray\n", b"c_codecs\nencode\n"):
         (tmp_path / "file").write_bytes(b"\x80\x02" + name + b"N}U\x05valueK\x01s\x86b.")
@@ -127,7 +127,7 @@ def test_the_stand_ins_cannot_be_changed_by_a_file(tmp_path: Path) -> None:
     assert pickles.read(tmp_path / "file")["scalars"] == [5, 0.5]
 
 
-def test_what_a_file_names_many_times_is_made_once(tmp_path: Path) -> None:
+def test_a_value_that_is_referred_to_many_times_is_built_once(tmp_path: Path) -> None:
     # A few more floors, and a list of each would fill every memory.
     tower: Any = [CONTENT["data"]]
     for _ in range(5):
@@ -140,12 +140,12 @@ def test_what_a_file_names_many_times_is_made_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(floor[0], CONTENT["data"])
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(DamagedData, match=r"there is no file .*absent"):
         pickles.read(tmp_path / "absent")
 
 
-def test_something_else_than_a_dictionary_is_refused(tmp_path: Path) -> None:
+def test_anything_but_a_dictionary_raises_an_error(tmp_path: Path) -> None:
     for content in ([1, 2], {1: 2}, "text"):
         dump(tmp_path / "file", content)
         with pytest.raises(DamagedData, match="no dictionary"):
@@ -154,16 +154,16 @@ def test_something_else_than_a_dictionary_is_refused(tmp_path: Path) -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 5))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_truncated_file_is_named(tmp_path: Path, cut: int, protocol: int) -> None:
+def test_a_truncated_file_is_named_in_the_error(tmp_path: Path, cut: int, protocol: int) -> None:
     whole = pickle.dumps(CONTENT, protocol=protocol)
     (tmp_path / "file").write_bytes(whole[: cut % len(whole)])
-    with pytest.raises(DamagedData, match=r"file.* is truncated or damaged .*get it again"):
+    with pytest.raises(DamagedData, match=r"file.* is truncated or damaged .*download it again"):
         pickles.read(tmp_path / "file")
 
 
 @given(st.binary(max_size=60) | st.tuples(st.integers(0, 10**6), st.integers(0, 255)))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_garbage_ends_in_the_one_error_or_in_data(tmp_path: Path, damage: bytes | tuple[int, int]) -> None:
+def test_garbage_raises_the_documented_error_or_is_data(tmp_path: Path, damage: bytes | tuple[int, int]) -> None:
     if isinstance(damage, bytes):
         content = b"\x80\x02" + damage + b"."
     else:

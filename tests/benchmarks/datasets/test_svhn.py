@@ -1,4 +1,4 @@
-"""SVHN's files of MATLAB."""
+"""SVHN is read from its MATLAB files."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def write(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["svhn", "."])
-def test_what_was_written_is_read(tmp_path: Path, folder: str) -> None:
+def test_written_data_is_read_back(tmp_path: Path, folder: str) -> None:
     write(tmp_path / folder)
     images = svhn.read(tmp_path, SMALL)
     assert images.train.shape == (30, 3, 32, 32)
@@ -36,7 +36,7 @@ def test_the_published_counts_add_up() -> None:
     assert (sum(svhn.PUBLISHED.train), sum(svhn.PUBLISHED.test)) == (73257, 26032)
 
 
-def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+def test_errors_name_the_file_and_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(MissingData, match="sgp data get svhn"):
         svhn.read(tmp_path)
     write(tmp_path)

@@ -1,4 +1,4 @@
-"""Images that take long to decode, kept decoded: one file per state of their sources, mapped into memory when read."""
+"""Cache of images that take long to decode: one file per state of their sources, mapped into memory when read."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from sgp.benchmarks.datasets.extra import need
 from sgp.benchmarks.datasets.images import ImageSet
+from sgp.extras import import_extra
 
-# Where decoded images are kept, if not where the system keeps such things.
+# Environment variable with the cache's folder, if it is not the system's.
 VARIABLE = "SGP_CACHE"
-# Raised when the same sources are to give other tensors.
+# To be increased when the same sources are decoded to other tensors.
 FORMAT = 1
 TENSORS = ("train", "train_labels", "test", "test_labels")
-# A writer that was killed leaves its file behind; none writes for so many seconds.
+# Age in seconds at which the file of a killed writer is removed.
 ABANDONED = 3600
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files that images come from.
+    """Files of an image set, and how to decode them.
 
     Attributes:
-        root: folder that they lie under.
-        files: all of them.
-        decode: reads and decodes them.
+        root: Folder that contains the files.
+        files: All files.
+        decode: Function that reads and decodes them.
     """
 
     root: Path
@@ -43,41 +43,39 @@ class Source:
     decode: Callable[[], ImageSet]
 
 
-def cached(name: str, source: Source) -> ImageSet:
-    """The decoded images, from the cache if they are there and their files have not changed since.
+def load_cached(name: str, source: Source) -> ImageSet:
+    """Return the decoded images, from the cache if their files have not changed since they were decoded.
 
-    The tensors are mapped from the cache's file, so that only the images that are looked at come into memory. The
-    source's files are known by name, size and time of change. A file of the cache that is not whole counts as none, and
-    is written anew.
+    The tensors are mapped from the cache's file, so that only the images that are used are read into memory. The files
+    of the source are identified by name, size and modification time. A truncated file of the cache is replaced.
 
     Args:
-        name: of the data set, for the cache's file.
-        source: where the images come from.
+        name: Name of the data set, for the name of the cache's file.
+        source: Files to decode.
     """
-    target = folder() / f"{name}-{_state(source)}.safetensors"
-    kept = _read(target)
-    if kept is not None:
-        return kept
-    fresh = source.decode()
+    target = get_cache_folder() / f"{name}-{_digest_files(source)}.safetensors"
+    cached = _read(target)
+    if cached is not None:
+        return cached
+    decoded = source.decode()
     try:
-        _write(target, fresh)
+        _write(target, decoded)
     except (OSError, SafetensorError) as error:
         warnings.warn(
-            f"{name} cannot be kept decoded in {str(target.parent)!r} ({error}) and is decoded anew each time: "
-            f"set ${VARIABLE} to a folder with room",
+            f"the decoded images of {name} cannot be cached in {str(target.parent)!r} ({error}), so they are decoded "
+            f"each time: set ${VARIABLE} to a folder with free space",
             stacklevel=2,
         )
-        return fresh
-    return _read(target) or fresh
+        return decoded
+    return _read(target) or decoded
 
 
-def folder() -> Path:
-    """Where decoded images are kept."""
-    return Path(os.environ.get(VARIABLE) or need("pooch").os_cache("sgp")).expanduser()
+def get_cache_folder() -> Path:
+    """Return the folder of the cache."""
+    return Path(os.environ.get(VARIABLE) or import_extra("pooch").os_cache("sgp")).expanduser()
 
 
-def _state(source: Source) -> str:
-    """A digest of the files' names, sizes and times of change."""
+def _digest_files(source: Source) -> str:
     digest = hashlib.sha256(f"format {FORMAT}\n".encode())
     for path in sorted(source.files):
         status = path.stat()
@@ -86,22 +84,20 @@ def _state(source: Source) -> str:
 
 
 def _read(path: Path) -> ImageSet | None:
-    """The images of a file, or None if it is not there or not whole."""
+    """Read the images of a file; None if it is missing, truncated or something else."""
     try:
-        # Opening compares the header's promise with the size of the file.
+        # Opening compares the header with the size of the file.
         with safe_open(path, framework="pt") as file:
             classes = json.loads((file.metadata() or {})["classes"])
-            train, train_labels, test, test_labels = (file.get_tensor(name) for name in TENSORS)
+            images = ImageSet(**{name: file.get_tensor(name) for name in TENSORS}, classes=classes)
     except (SafetensorError, KeyError, ValueError, OSError):
         return None
-    whole = (
-        train.dtype == test.dtype == torch.uint8 and len(train) == len(train_labels) and len(test) == len(test_labels)
-    )
-    return ImageSet(train, train_labels, test, test_labels, classes) if whole else None
+    pairs = ((images.train, images.train_labels), (images.test, images.test_labels))
+    return images if all(p.dtype == torch.uint8 and len(p) == len(labels) for p, labels in pairs) else None
 
 
 def _write(target: Path, images: ImageSet) -> None:
-    """Whole or not at all: to a file beside, flushed, then renamed."""
+    """Write a file completely or not at all: to a temporary file, which is flushed and renamed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for left in target.parent.glob(".*.partial"):
         if time.time() - left.stat().st_mtime > ABANDONED:
@@ -113,6 +109,5 @@ def _write(target: Path, images: ImageSet) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise

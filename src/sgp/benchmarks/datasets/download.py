@@ -1,4 +1,4 @@
-"""Fetches the data sets that may be fetched, with the checksums that torchvision publishes for them."""
+"""Download of data sets that may be downloaded, with the checksums that torchvision publishes for them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from sgp.benchmarks.datasets import cifar, english, idx, miniimagenet, notmnist, svhn, texts
 from sgp.benchmarks.datasets.check import READERS, Report, check_one
-from sgp.benchmarks.datasets.extra import need
 from sgp.benchmarks.datasets.images import DamagedData, DataError
+from sgp.extras import import_extra
 from sgp.registry import UnknownName, unknown
 
-# After the first try, of each file.
+# Attempts per file after the first.
 RETRIES = 2
 
 
 @dataclass(frozen=True)
 class Remote:
-    """Where a data set is fetched from.
+    """Location of a data set.
 
     Attributes:
-        url: folder of the files.
-        folder: that they are put in, under the one for all data sets.
-        files: MD5 sum of each.
-        unpacks_to: folder that the one file, an archive, unpacks to; None if the files are used as they are.
+        url: Address of the folder of the files.
+        folder: Folder to store them in, within the folder of all data sets.
+        files: MD5 sum of each file.
+        unpacks_to: Folder in the archive, if the only file is one.
     """
 
     url: str
@@ -40,16 +40,16 @@ REMOTES = {
     cifar.CIFAR100.name: Remote(
         "https://www.cs.toronto.edu/~kriz/",
         "",
-        {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
+        {cifar.CIFAR100.archive: "eb9058c3a382ffc7106e4002c42a8d85"},
         unpacks_to=cifar.CIFAR100.folder,
     ),
     cifar.CIFAR10.name: Remote(
         "https://www.cs.toronto.edu/~kriz/",
         "",
-        {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
+        {cifar.CIFAR10.archive: "c58f30108f718f92721af3b95e74349a"},
         unpacks_to=cifar.CIFAR10.folder,
     ),
-    # Not from its first home, yann.lecun.com, which refuses.
+    # Not from its original site, yann.lecun.com, which refuses requests.
     idx.MNIST.name: Remote(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "MNIST/raw",
@@ -79,27 +79,30 @@ REMOTES = {
         },
     ),
 }
+# How to obtain the data sets that cannot be downloaded.
 BY_HAND = {
-    miniimagenet.NAME: f"miniImageNet may not be handed on, nor fetched: lay it out as {miniimagenet.LAYOUTS}",
+    miniimagenet.NAME: f"miniImageNet may not be redistributed: lay it out as {miniimagenet.LAYOUTS}",
     texts.CLINC150: "CLINC150 has no file with a published checksum: put data_full.json and domains.json in clinc150/",
-    texts.FIVETEXT: "fivetext is one file of ours, fivetext.json: put it in the folder",
-    notmnist.NAME: f"notMNIST has no home with a checksum to fetch it from: lay it out as {notmnist.LAYOUTS}",
+    texts.FIVETEXT: "fivetext is not published: put fivetext.json in the folder",
+    notmnist.NAME: f"notMNIST has no site with a published checksum: lay it out as {notmnist.LAYOUTS}",
 }
 
 
-def get(name: str, directory: Path) -> Report:
-    """Fetch a data set into a folder, unless it is there and whole, and check it.
+def download(name: str, directory: Path) -> Report:
+    """Download a data set into a folder, unless a complete one is there, and check it.
+
+    Args:
+        name: Name of the data set.
+        directory: Folder of all data sets.
 
     Raises:
-        UnknownName: there is no data set of this name.
-        DataError: it cannot be fetched, or what was fetched is not whole; the message says what to do.
+        UnknownName: There is no data set of this name.
+        DataError: The download failed, or it is incomplete; the message says what to do.
     """
     if name not in READERS:
         raise UnknownName(unknown("data set", name, READERS))
-    if directory.is_dir():
-        report = check_one(name, directory)
-        if report.state == "complete":
-            return report
+    if directory.is_dir() and (report := check_one(name, directory)).state == "complete":
+        return report
     if name in BY_HAND:
         raise DataError(BY_HAND[name])
     if name == english.NAME:
@@ -120,45 +123,33 @@ def _fetch_all(remote: Remote, directory: Path) -> None:
 
 
 def _fetch(remote: Remote, file: str, folder: Path) -> Path:
-    """The file, from where it lies with the right checksum or else from afar."""
-    pooch = need("pooch")
-    url = remote.url + file
+    """Return the path of a file, which is downloaded unless it exists with the right checksum."""
+    pooch = import_extra("pooch")
+    registry = {file: f"md5:{remote.files[file]}"}
     try:
-        source = pooch.create(
-            path=folder,
-            base_url=remote.url,
-            registry={file: f"md5:{remote.files[file]}"},
-            retry_if_failed=RETRIES,
-        )
+        source = pooch.create(path=folder, base_url=remote.url, registry=registry, retry_if_failed=RETRIES)
         return Path(source.fetch(file))
-    # What requests raises is an OSError; a wrong checksum is a ValueError.
+    # Exceptions of requests are OSErrors; a wrong checksum is a ValueError.
     except (OSError, ValueError) as error:
         reason = "its checksum is not the published one" if type(error) is ValueError else type(error).__name__
         raise DataError(
-            f"cannot fetch {url} ({reason}): try again later, or fetch it elsewhere, put it at {str(folder / file)!r} "
-            "and give the same command again"
+            f"cannot download {remote.url}{file} ({reason}): try again later, or download it elsewhere, put it at "
+            f"{str(folder / file)!r} and run the same command again"
         ) from error
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """The folder of an archive, whole or not at all: unpacked beside, then renamed."""
+    """Replace a folder by that of an archive, which is unpacked completely before."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with tarfile.open(archive) as file:
-            # Refuses links, devices and paths that lead out.
-            file.extractall(temporary, filter="data")
+        # The filter refuses links, devices and paths outside the folder.
+        shutil.unpack_archive(archive, temporary, filter="data")
         if not (temporary / target.name).is_dir():
-            raise DamagedData(f"{str(archive)!r} holds no folder {target.name}: get it again")
-        before = temporary / "before"
-        if target.exists():
-            os.replace(target, before)
-        try:
-            os.replace(temporary / target.name, target)
-        except OSError:
-            if before.exists():
-                os.replace(before, target)
-            raise
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DamagedData(f"{str(archive)!r} cannot be unpacked ({error}): remove it and get it again") from error
+            raise DamagedData(f"{str(archive)!r} contains no folder {target.name}: download it again")
+        # The old folder is incomplete, else nothing would have been downloaded.
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary / target.name, target)
+    except (tarfile.TarError, shutil.ReadError, EOFError, OSError) as error:
+        raise DamagedData(f"{str(archive)!r} cannot be unpacked ({error}): delete it and download it again") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

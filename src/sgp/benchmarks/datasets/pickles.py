@@ -1,33 +1,34 @@
-"""Pickles of arrays and plain values, read without running anything that a pickle can name.
+"""Reader of pickles of arrays and plain values that never runs anything that a pickle names.
 
 Published data sets are pickles, and a pickle is a program: it may call whatever it names. Here the few names that
-arrays need stand for small classes of our own, which only collect what the pickle says; the arrays are made afterwards,
-of plain numbers only. Not even numpy's own constructors are called by the file, since these trust what they are given.
+arrays need are replaced by small classes, which only collect the arguments; the arrays are created afterwards, of
+plain numbers only. Even numpy's own constructors are not called by the file, since they trust their arguments.
 """
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sgp.benchmarks.datasets.images import DamagedData
 
-NUMBERS = "buif"
+# Kinds of numbers that arrays may have: bool, unsigned, signed and floating point.
+KINDS = "buif"
 
 
-class _Part:
-    """Something that a pickle may name. It takes no state, also not as a class, unless it says so itself."""
+class _StandIn:
+    """Stand-in for something that a pickle may name; unless a subclass allows it, a pickle cannot set its state."""
 
     def __setstate__(self, state: Any) -> None:
         raise pickle.UnpicklingError(f"{type(self).__name__} takes no state")
 
 
-class _Type(_Part):
-    """Stands for numpy.dtype."""
+class _Type(_StandIn):
+    """Stand-in for numpy.dtype."""
 
     def __init__(self, code: Any = "", *_: Any) -> None:
         self.code = str(code)
@@ -36,16 +37,21 @@ class _Type(_Part):
     def __setstate__(self, state: Any) -> None:
         self.order = state[1]
 
-    def dtype(self) -> np.dtype[Any]:
+    def read_numbers(self, content: Any) -> NDArray[Any]:
+        """Interpret bytes as numbers of this type; the array cannot be written to."""
         dtype = np.dtype(self.code)
-        if dtype.kind not in NUMBERS:
-            raise pickle.UnpicklingError(f"an array of {self.code!r} is not one of numbers")
-        # "|" is the order of types that have none.
-        return dtype if self.order == "|" else dtype.newbyteorder(self.order)
+        if dtype.kind not in KINDS:
+            raise pickle.UnpicklingError(f"an array of {self.code!r} is not an array of numbers")
+        if isinstance(content, str):
+            content = content.encode("latin1")
+        if not isinstance(content, bytes | bytearray):
+            raise pickle.UnpicklingError(f"the content of an array is a {type(content).__name__}")
+        # The byte order "|" is for types that have none.
+        return np.frombuffer(content, dtype if self.order == "|" else dtype.newbyteorder(self.order))
 
 
-class _Array(_Part):
-    """Stands for an array: what numpy's constructor and then its state are given."""
+class _Array(_StandIn):
+    """Stand-in for an array, with the state that the pickle gives it."""
 
     def __init__(self, *_: Any) -> None:
         self.state: Any = None
@@ -53,37 +59,35 @@ class _Array(_Part):
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def value(self) -> NDArray[Any]:
+    def build(self) -> NDArray[Any]:
         _, shape, type_, fortran, content = self.state
-        flat = np.frombuffer(_raw(content), type_.dtype())
-        # Copied, since the bytes cannot be written to and torch asks for that.
-        return flat.reshape(shape, order="F" if fortran else "C").copy()
+        return type_.read_numbers(content).reshape(shape, order="F" if fortran else "C").copy()  # type: ignore[no-any-return]
 
 
-class _BufferArray(_Part):
-    """Stands for an array as newer pickles (protocol 5) have it."""
+class _BufferArray(_StandIn):
+    """Stand-in for an array in pickles of protocol 5."""
 
     def __init__(self, content: Any, type_: Any, shape: Any, order: Any) -> None:
         self.arguments = content, type_, shape, order
 
-    def value(self) -> NDArray[Any]:
+    def build(self) -> NDArray[Any]:
         content, type_, shape, order = self.arguments
-        return np.frombuffer(_raw(content), type_.dtype()).reshape(shape, order=order).copy()
+        return type_.read_numbers(content).reshape(shape, order=order).copy()  # type: ignore[no-any-return]
 
 
-class _Scalar(_Part):
-    """Stands for a single number of numpy."""
+class _Scalar(_StandIn):
+    """Stand-in for a single number of numpy."""
 
     def __init__(self, type_: Any, content: Any) -> None:
         self.arguments = type_, content
 
-    def value(self) -> Any:
+    def build(self) -> Any:
         type_, content = self.arguments
-        return np.frombuffer(_raw(content), type_.dtype())[0].item()
+        return type_.read_numbers(content)[0].item()
 
 
-class _Bytes(_Part):
-    """Stands for _codecs.encode, by which Python 3 writes bytes for Python 2."""
+class _Bytes(_StandIn):
+    """Stand-in for _codecs.encode, by which Python 3 writes bytes for Python 2."""
 
     def __new__(cls, text: str, encoding: str) -> Any:
         if encoding != "latin1":
@@ -91,8 +95,8 @@ class _Bytes(_Part):
         return text.encode("latin1")
 
 
-# numpy has renamed its modules; old and new pickles are both about.
-_ADMITTED: dict[tuple[str, str], type[_Part]] = {
+# numpy has renamed its modules, and pickles have old and new names.
+_ALLOWED: dict[tuple[str, str], type[_StandIn]] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _Array for core in ("core", "_core")},
     **{(f"numpy.{core}.multiarray", "scalar"): _Scalar for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _BufferArray for core in ("core", "_core")},
@@ -103,76 +107,74 @@ _ADMITTED: dict[tuple[str, str], type[_Part]] = {
 
 
 class _Refused(Exception):  # noqa: N818
-    """The pickle names something that has no place in data."""
+    """The pickle names something that is not data."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, numbers, strings and their containers; refuses everything else by name."""
+    """Unpickler of arrays, numbers, strings and their containers, which refuses all other names."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _ADMITTED[module, name]
+            return _ALLOWED[module, name]
         except KeyError:
             raise _Refused(f"{module}.{name}") from None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The dictionary in a pickle; strings of Python 2 and bytes are read as latin-1 text.
+    """Read the dictionary in a pickle; strings of Python 2 and bytes become text in latin-1.
 
     Raises:
-        DamagedData: it is not there, truncated, damaged or no dictionary, or it names something other than arrays and
-            plain values.
+        DamagedData: The file is missing, truncated, damaged or not a dictionary, or it names something other than
+            arrays and plain values.
     """
     try:
         with path.open("rb") as file:
-            content = _made(_Unpickler(file, encoding="latin1").load(), {})
+            content = _build(_Unpickler(file, encoding="latin1").load(), {})
     except FileNotFoundError:
-        raise DamagedData(f"there is no file {str(path)!r}: get it again") from None
+        raise DamagedData(f"there is no file {str(path)!r}: download it again") from None
     except _Refused as refused:
         raise DamagedData(
-            f"{str(path)!r} names {refused}, which has no place in a file of data and was not run: "
-            "do not trust where it came from, and get it again"
+            f"{str(path)!r} names {refused}, which does not belong in a data file and was not run: "
+            "do not trust its origin, and download it again"
         ) from None
-    # Garbage can fail in any way that the machine behind pickle can.
+    # A damaged pickle can raise any exception.
     except Exception as error:
         reason = str(error) or type(error).__name__
-        raise DamagedData(f"{str(path)!r} is truncated or damaged ({reason}): get it again") from error
+        raise DamagedData(f"{str(path)!r} is truncated or damaged ({reason}): download it again") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise DamagedData(f"{str(path)!r} holds no dictionary of data: is it the right file?")
+        raise DamagedData(f"{str(path)!r} has no dictionary of data: is it the right file?")
     return content
 
 
-def _made(value: Any, known: dict[int, Any]) -> Any:
-    """The same with arrays in place of what stands for them, and text in place of bytes.
+def is_bytes_array(value: Any, *shape: int) -> TypeGuard[NDArray[np.uint8]]:
+    """Return whether a value is an array of bytes, [n, *shape]."""
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim > 0 and value.shape[1:] == shape
 
-    known: what was made already, by the identity of what it was made of. A few bytes can name one thing billions of
-    times: it stays one thing.
+
+def _build(value: Any, known: dict[int, Any]) -> Any:
+    """Replace stand-ins by arrays and numbers, and bytes by text.
+
+    Args:
+        value: Content of the pickle.
+        known: Results by the identity of the value. A few bytes can refer to one value billions of times: it is built
+            only once.
     """
     if id(value) not in known:
-        known[id(value)] = _make(value, known)
+        known[id(value)] = _build_new(value, known)
     return known[id(value)]
 
 
-def _make(value: Any, known: dict[int, Any]) -> Any:
-    if isinstance(value, _Array | _BufferArray | _Scalar):
-        return value.value()
-    if isinstance(value, dict):
-        return {_made(key, known): _made(item, known) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_made(item, known) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_made(item, known) for item in value)
-    if isinstance(value, bytes):
-        # Copies of the published files differ in which kind of string they have.
-        return value.decode("latin1")
-    if isinstance(value, _Part | type):
-        raise pickle.UnpicklingError(f"a stray {value!r}")
+def _build_new(value: Any, known: dict[int, Any]) -> Any:
+    match value:
+        case _Array() | _BufferArray() | _Scalar():
+            return value.build()
+        case dict():
+            return {_build(key, known): _build(item, known) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_build(item, known) for item in value)
+        case bytes():
+            # Copies of the published files differ in their kind of strings.
+            return value.decode("latin1")
+        case _StandIn() | type():
+            raise pickle.UnpicklingError(f"a stray {value!r}")
     return value
-
-
-def _raw(content: Any) -> bytes | bytearray:
-    if isinstance(content, str):
-        return content.encode("latin1")
-    if isinstance(content, bytes | bytearray):
-        return content
-    raise pickle.UnpicklingError(f"the content of an array is a {type(content).__name__}")

@@ -1,1 +1,1 @@
-"""Settings of each benchmark, and the shapes that they give. Nothing here imports torch."""
+"""Settings and descriptions of the benchmarks. Importing this package does not import torch."""

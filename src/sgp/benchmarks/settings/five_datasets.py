@@ -19,17 +19,17 @@ class FiveDatasets(Settings):
     """Five data sets of ten classes, one after another: CIFAR-10, MNIST, SVHN, FashionMNIST, notMNIST."""
 
     tasks: int = setting(TASKS, low=1, high=TASKS)
-    """How many of the five to learn."""
+    """Number of tasks to learn."""
     fashion: Literal["fashion", "digits"] = "fashion"
-    """fashion: the fourth task is FashionMNIST; digits: MNIST again, which the published code fetches in its place."""
+    """Data of the fourth task. fashion: FashionMNIST; digits: MNIST again, which the published code reads instead."""
     validation: float = setting(0.05, low=0, below=1)
-    """Share of each task's training images that is held out for validation."""
+    """Fraction of each task's training images to hold out for validation."""
     validation_seed: int | None = setting(1, low=0, high=MAX_SEED)
-    """Draws the validation images; none: the run's seed. The published code always has 1 here."""
+    """Seed that draws the validation images; none: the run's seed. The published code uses 1."""
 
 
-def shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
+def get_shape(settings: FiveDatasets) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image and the number of classes of each head."""
     return (3, SIDE, SIDE), [CLASSES] * settings.tasks
 
 
@@ -37,8 +37,8 @@ BENCHMARK = Benchmark(
     name="five-datasets",
     description="CIFAR-10, MNIST, SVHN, FashionMNIST and notMNIST, one task each.",
     settings=FiveDatasets,
-    stream=Deferred("sgp.benchmarks.five_datasets:stream"),
-    shape=shape,
+    stream=Deferred("sgp.benchmarks.five_datasets:load_stream"),
+    shape=get_shape,
     network="resnet18",
     datasets=("cifar10", "mnist", "svhn", "fashion-mnist", "notmnist"),
 )

@@ -20,13 +20,13 @@ class PermutedMNIST(Settings):
     """MNIST with the pixels in another order in each task."""
 
     tasks: int = setting(TASKS, low=1, high=MAX_TASKS)
-    """How many tasks to learn in a row."""
+    """Number of tasks to learn."""
     validation: float = setting(0.1, low=0, below=1)
-    """Share of the training images, the first ones of the file, that is held out for validation."""
+    """Fraction of the training images, the first ones of the file, to hold out for validation."""
 
 
-def shape(settings: PermutedMNIST) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image as a row, and the number of classes of each head."""
+def get_shape(settings: PermutedMNIST) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image as a row, and the number of classes of each head."""
     return (PIXELS,), [CLASSES]
 
 
@@ -34,8 +34,8 @@ BENCHMARK = Benchmark(
     name="permuted-mnist",
     description="MNIST with the pixels in another order in each of ten tasks, one head for all.",
     settings=PermutedMNIST,
-    stream=Deferred("sgp.benchmarks.permuted_mnist:stream"),
-    shape=shape,
+    stream=Deferred("sgp.benchmarks.permuted_mnist:load_stream"),
+    shape=get_shape,
     network="mlp",
     datasets=("mnist",),
 )

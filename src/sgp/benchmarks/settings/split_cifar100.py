@@ -18,15 +18,15 @@ class SplitCIFAR100(Settings):
     """CIFAR-100 in tasks of ten classes, in the order of their labels."""
 
     tasks: int = setting(TASKS, low=1, high=TASKS)
-    """How many of the ten tasks to learn."""
+    """Number of tasks to learn."""
     validation: float = setting(0.05, low=0, below=1)
-    """Share of each task's training images that is held out for validation."""
+    """Fraction of each task's training images to hold out for validation."""
     validation_seed: int | None = setting(None, low=0, high=MAX_SEED)
-    """Draws the validation images; none: the run's seed. The published code of SGP always has 0 here."""
+    """Seed that draws the validation images; none: the run's seed. The published code of SGP uses 0."""
 
 
-def shape(settings: SplitCIFAR100) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
+def get_shape(settings: SplitCIFAR100) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image and the number of classes of each head."""
     return SHAPE, [CLASSES] * settings.tasks
 
 
@@ -34,8 +34,8 @@ BENCHMARK = Benchmark(
     name="split-cifar100",
     description="CIFAR-100 in ten tasks of ten classes.",
     settings=SplitCIFAR100,
-    stream=Deferred("sgp.benchmarks.split_cifar100:stream"),
-    shape=shape,
+    stream=Deferred("sgp.benchmarks.split_cifar100:load_stream"),
+    shape=get_shape,
     network="alexnet",
     datasets=("cifar100",),
 )

@@ -20,19 +20,20 @@ class Superclass(Settings):
     """CIFAR-100 in tasks of the five classes of one superclass."""
 
     tasks: int = setting(TASKS, low=1, high=TASKS)
-    """How many of the twenty tasks to learn."""
+    """Number of tasks to learn."""
     order: int = setting(0, low=0, high=ORDER_COUNT - 1)
-    """Which of the five orders of superclasses; the paper takes the mean over all five."""
+    """Order of the superclasses; the paper averages over all five."""
     pixels: Literal["true", "scrambled"] = "true"
-    """true: the images; scrambled: the published code's inputs, in which planar pixels are read as interleaved ones."""
+    """Pixels of the inputs. true: the images; scrambled: as in the published code, which reads planar pixels as
+    interleaved ones."""
     validation: float = setting(0.05, low=0, below=1)
-    """Share of each task's training images that is held out for validation."""
+    """Fraction of each task's training images to hold out for validation."""
     validation_seed: int | None = setting(None, low=0, high=MAX_SEED)
-    """Draws the validation images; none: the run's seed. The published code of SGP always has 0 here."""
+    """Seed that draws the validation images; none: the run's seed. The published code of SGP uses 0."""
 
 
-def shape(settings: Superclass) -> tuple[tuple[int, ...], list[int]]:
-    """Of one image, and the number of classes of each head."""
+def get_shape(settings: Superclass) -> tuple[tuple[int, ...], list[int]]:
+    """Return the shape of one image and the number of classes of each head."""
     return SHAPE, [CLASSES] * TASKS
 
 
@@ -40,8 +41,8 @@ BENCHMARK = Benchmark(
     name="cifar100-superclass",
     description="CIFAR-100 in twenty tasks of five related classes, in one of five orders.",
     settings=Superclass,
-    stream=Deferred("sgp.benchmarks.superclass:stream"),
-    shape=shape,
+    stream=Deferred("sgp.benchmarks.superclass:load_stream"),
+    shape=get_shape,
     network="lenet",
     datasets=("cifar100",),
 )

@@ -11,17 +11,17 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class AGEMSettings(ReplaySettings):
-    """The memory of A-GEM."""
+    """Settings of A-GEM."""
 
     per_class: int | None = setting(None, low=1)
-    """The most examples of one class; none: the classes so far share the whole memory evenly."""
+    """Largest number of stored examples of one class; none: the classes so far share the memory evenly."""
 
 
 class AGEMFacts(MethodFacts):
     """Facts of :class:`sgp.methods.a_gem.AGEM`."""
 
     name = "a-gem"
-    description = "averaged gradient episodic memory: no step against the gradient on kept examples of old tasks"
+    description = "averaged gradient episodic memory: no step against the gradient on stored examples of old tasks"
     Settings = AGEMSettings
     keeps_data = True
     supervised_only = True

@@ -12,22 +12,22 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class DERSettings(ReplaySettings):
-    """The memory of dark experience replay."""
+    """Settings of dark experience replay."""
 
     fill: Literal["first-epoch", "every-epoch"] = "every-epoch"
-    """When examples are offered to the memory. In a task's first epoch their logits are those of a network that has
-    hardly learned it, so the default is every epoch, as published."""
+    """When examples are offered to the memory. In a task's first epoch their logits come from a network that has hardly
+    learned it, so the default is every epoch, as in the published code."""
     alpha: float = setting(0.1, low=0)
-    """Weight of the squared distance to the logits that were stored."""
+    """Weight of the squared distance to the stored logits."""
     beta: float = setting(0.0, low=0)
-    """Weight of the cross-entropy of kept examples; above 0 the method is DER++."""
+    """Weight of the cross-entropy of stored examples; above 0 the method is DER++."""
 
 
 class DERFacts(MethodFacts):
     """Facts of :class:`sgp.methods.der.DER`."""
 
     name = "der"
-    description = "dark experience replay: kept examples should be answered as when they were taken in"
+    description = "dark experience replay: logits of stored examples should stay as they were"
     Settings = DERSettings
     keeps_data = True
     supervised_only = True

@@ -11,17 +11,17 @@ from sgp.methods.settings.replay import ReplaySettings
 
 @dataclass(frozen=True)
 class ERSettings(ReplaySettings):
-    """The memory of experience replay."""
+    """Settings of experience replay."""
 
     reservoir: Literal["uniform", "one-less"] = "uniform"
-    """What the memory is a sample of: all examples alike, or later ones a little more, as in the published code."""
+    """Sample that the memory is: of all examples alike, or of later ones a little more, as in the published code."""
 
 
 class ERFacts(MethodFacts):
     """Facts of :class:`sgp.methods.er.ER`."""
 
     name = "er"
-    description = "experience replay: every step learns some kept examples of old tasks again"
+    description = "experience replay: every step trains on some stored examples of old tasks again"
     Settings = ERSettings
     keeps_data = True
     supervised_only = True

@@ -9,4 +9,4 @@ class FinetuneFacts(MethodFacts):
     """Facts of :class:`sgp.methods.finetune.Finetune`."""
 
     name = "finetune"
-    description = "plain training of one task after another: the floor"
+    description = "plain training on one task after another: the lower bound"

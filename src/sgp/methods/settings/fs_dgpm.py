@@ -14,28 +14,28 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class FSDGPMSettings(GPMSettings, ReplaySettings):
-    """The memories of FS-DGPM, and its steps."""
+    """Settings of FS-DGPM."""
 
     memory_size: int = setting(1000, low=2)
-    """The most examples that are kept, of all tasks together."""
+    """Largest number of stored examples of all tasks together."""
     sharpness_lr: float = setting(0.001, low=0)
-    """Rate eta_1 of the steps uphill that look for sharpness; it falls as the learning rate does."""
+    """Learning rate eta_1 of the steps uphill that look for sharpness; it falls as the learning rate does."""
     soft_lr: float = setting(0.01, low=0)
-    """Rate eta_2 of the bases' soft weights; it falls as the learning rate does."""
+    """Learning rate eta_2 of the bases' soft weights; it falls as the learning rate does."""
     inner_steps: int = setting(2, low=1)
-    """Steps uphill, each on its part of the batch."""
+    """Number of steps uphill, each on its part of the batch."""
     second_order: bool = False
-    """Whether the gradient also goes through the gradients of the steps uphill."""
+    """Differentiate through the gradients of the steps uphill too."""
     soft_weights: Literal["repeated", "once", "orphaned"] = "repeated"
     """How soft weights are learned. repeated: lambda := sigmoid(10 (lambda - eta_2 g)) in each step. once: lambda =
     sigmoid(10 u), u := u - eta_2 g, so that steps add up. orphaned: lambda := sigmoid(10 lambda), which no gradient
     reaches, as in the published code."""
     momentum: float = setting(0.0, low=0, below=1)
-    """Of weights and soft weights; the published code has 0.9."""
+    """Momentum of weights and soft weights; the published code uses 0.9."""
     clip: float = setting(math.inf, above=0, high=math.inf)
-    """The largest entry of a step uphill, and the largest norm of the gradient; the published code has 2."""
+    """Largest entry of a step uphill, and largest norm of the gradient; the published code uses 2."""
     norms: Literal["freeze", "free"] = "freeze"
-    """What happens to norm layers after the first task; the published code for Split CIFAR-100 trains them on."""
+    """Treatment of norm layers after the first task; the published code for Split CIFAR-100 keeps training them."""
 
 
 class FSDGPMFacts(MethodFacts):

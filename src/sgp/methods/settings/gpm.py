@@ -11,24 +11,25 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class GPMSettings(Settings):
-    """The memory of GPM."""
+    """Settings of GPM."""
 
     threshold: float | dict[str, float] = setting(0.97, above=0, high=1)
-    """Share of each layer's input energy that the bases must hold; or by pattern on layer names."""
+    """Share of each layer's input energy that the bases must capture; or by pattern on layer names."""
     threshold_step: float = setting(0.0, low=0, below=1)
-    """What is added to the threshold for every later task; it stops at 1."""
+    """Increase of the threshold for every later task; it stops at 1."""
     memory_samples: int | dict[str, int] = setting(125, low=1)
-    """How many training inputs the bases are found from; by pattern on layer names, each layer its own."""
+    """Number of training inputs that the bases are computed from; or by pattern on layer names."""
     first_rank: Literal["minimal", "one-less"] = "minimal"
-    """Rank of the first task's bases: what Eq. 1 demands, or one less as in the published code."""
+    """Rank of the first task's bases: as Eq. 1 requires, or one less as in the published code."""
     truncation: Literal["before", "after"] = "before"
-    """When bases beyond a layer's dimension are dropped: before importances are scaled, or after as published."""
+    """When bases beyond a layer's dimension are dropped: before importances are scaled, or after as in the published
+    code."""
     orthogonalise: bool = True
     """Make new bases orthogonal to the old ones again; the published code does not."""
     bias: Literal["protect", "freeze"] = "protect"
-    """Protect biases like weights, or freeze them after the first task as published."""
+    """Protect biases like weights, or freeze them after the first task as in the published code."""
     project_every: int = setting(1, low=1)
-    """Project the change of so many steps at once; 1 is the paper's algorithm, more is cheaper."""
+    """Number of steps whose change is projected at once; 1 is the paper's algorithm, more is cheaper."""
 
 
 class GPMFacts(MethodFacts):

@@ -12,20 +12,20 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class HATSettings(Settings):
-    """The masks of HAT."""
+    """Settings of HAT."""
 
     smax: float = setting(400.0, low=1)
-    """Slope of the masks at test and at the end of each epoch; each epoch begins at 1/smax."""
+    """Slope of the masks at test time and at the end of each epoch; each epoch begins at 1/smax."""
     sparsity: float = setting(0.75, low=0)
     """Weight c of the loss for units that no earlier task uses: larger leaves more for later tasks."""
     test_masks: Literal["soft", "hard"] = "soft"
-    """What tests and gates use: sigmoid(smax e) as published, or that rounded to 0 and 1, which forgets nothing."""
+    """Masks of tests and gates: sigmoid(smax e) as published, or that rounded to 0 and 1, which forgets nothing."""
     embedding_limit: float = setting(6.0, above=0, high=math.inf)
-    """Embeddings are kept within plus and minus this."""
+    """Largest absolute value of embeddings."""
     cosh_limit: float = setting(50.0, above=0, high=math.inf)
-    """What s e is cut at in the compensation of the embeddings' gradient."""
+    """Largest absolute value of s e in the compensation of the embeddings' gradient."""
     clip_norm: float = setting(10000.0, above=0, high=math.inf)
-    """Norm that the gradient of all parameters is cut to."""
+    """Largest norm of the gradient of all parameters."""
 
 
 class HATFacts(MethodFacts):

@@ -10,12 +10,12 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class LoRASettings(Settings):
-    """Of LoRA."""
+    """Settings of LoRA."""
 
     lora_rank: int = setting(8, low=1)
-    """r, the rank of the change of each weight."""
+    """Rank r of the change of each weight."""
     lora_scale: float = setting(16.0, above=0)
-    """s; the change is multiplied by s / r."""
+    """Scale s; the change is multiplied by s / r."""
 
 
 class LoRAFacts(MethodFacts):

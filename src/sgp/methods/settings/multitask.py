@@ -9,8 +9,8 @@ class MultitaskFacts(MethodFacts):
     """Facts of :class:`sgp.methods.multitask.Multitask`."""
 
     name = "multitask"
-    description = "all tasks at once in one network: the oracle"
-    # Examples of all tasks are kept until the last one.
+    description = "all tasks at once in one network: the upper bound"
+    # Data of all tasks are needed to the end.
     keeps_data = True
     supervised_only = True
     trains_jointly = True

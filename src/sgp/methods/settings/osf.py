@@ -10,17 +10,17 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class OSFSettings(Settings):
-    """Of OSF."""
+    """Settings of OSF."""
 
     preserved: float = setting(0.5, above=0, below=1)
-    """Share of each weight's singular directions that stays as it is."""
+    """Share of each weight's singular directions that is kept as it is."""
 
 
 class OSFFacts(MethodFacts):
     """Facts of :class:`sgp.methods.osf.OSF`."""
 
     name = "osf"
-    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights stay"
+    description = "orthogonal subspace fine-tuning of PEFT: the strongest singular directions of weights are kept"
     Settings = OSFSettings
     supervised_only = True
     packages = ("peft",)

@@ -12,16 +12,17 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class OWMSettings(Settings):
-    """The projectors of OWM."""
+    """Settings of OWM."""
 
     alpha_start: float = setting(1.0, above=0)
-    """The regulariser alpha at the start of each task: smaller blocks mean inputs more."""
+    """Regularizer alpha at the start of each task: smaller blocks mean inputs more."""
     alpha_decay: float | dict[str, float] = setting(0.01, above=0, high=1)
-    """What alpha is multiplied by over a task; or by pattern on layer names."""
+    """Factor of alpha over a task; or by pattern on layer names."""
     update: Literal["task", "step"] = "task"
-    """Projectors take in a task once it is learned, as its authors write, or at each of its steps, as published."""
+    """When projectors are updated: once a task is learned, as its authors write, or at each of its steps, as in the
+    published code."""
     clip_norm: float = setting(10.0, above=0, high=math.inf)
-    """Norm that the gradient of all parameters is cut to."""
+    """Largest norm of the gradient of all parameters."""
 
 
 class OWMFacts(MethodFacts):

@@ -12,7 +12,7 @@ from sgp.settings import setting
 
 @dataclass(frozen=True)
 class SGPSettings(GPMSettings):
-    """The memory of SGP."""
+    """Settings of SGP."""
 
     alpha: float = setting(10.0, low=0, high=math.inf)
     """Scale coefficient of Eq. 2: larger protects more, and inf is GPM."""

@@ -2,7 +2,7 @@
 (() => {
   const root = document.documentElement;
 
-  // Tables sort by a click or a key on a heading: by the value behind a cell, else by its text; blank cells stay last.
+  // A click or a key on a heading sorts a table by the value of its cells, else by their text; blank cells stay last.
   const order = (cell) => cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
   const sort = (heading) => {
     const table = heading.closest("table");
@@ -24,7 +24,7 @@
     button.addEventListener("click", () => sort(button.parentNode));
   }
 
-  // The values of a plot: what is nearest to the pointer, or one after another by the arrow keys.
+  // Show the value of a plot that is nearest to the pointer, or step through the values by the arrow keys.
   const tip = document.getElementById("tip");
   let told = null;
   const hide = () => { tip.hidden = true; told = null; };
@@ -72,7 +72,7 @@
       show(told);
     });
   }
-  // What the pointer was at is elsewhere then; what a key asked for stays, beside its mark.
+  // Hide the value at the pointer, which is elsewhere now; a value that a key chose stays beside its mark.
   addEventListener("scroll", () => { if (told) show(told); else hide(); }, { passive: true });
 
   const theme = document.getElementById("theme");

@@ -1,4 +1,4 @@
-"""Folders of runs as runs leave them, without the runs."""
+"""Write folders of runs as the runs leave them, without running anything."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from sgp.experiments.folder import RunFolder
 from sgp.paper import scores as scores_of
 
 
-def bases(count: int, task: int) -> dict[str, Any]:
+def make_bases(count: int, task: int) -> dict[str, Any]:
     curve = [[position, round(1 / position, 4)] for position in range(1, count + 1)]
     return {"count": count, "of": 16, "blocked": task + 1, "importances": curve, "singular values": curve}
 
 
-def written(
+def write_run(
     path: Path,
     config: AnyConfig,
     rows: Sequence[Sequence[float]],
@@ -23,24 +23,33 @@ def written(
     seconds: float = 60.0,
     extra: int = 2**20,
     end: bool = True,
-    told: bool = True,
+    is_current: bool = True,
     layers: Sequence[str] = ("fc1",),
 ) -> Path:
-    """A run with these accuracies.
+    """Write a run.
 
     Args:
-        path, config, rows, names, seconds, extra, end: of the run.
-        told: whether the metrics have what older versions did not write down.
-        layers: that GPM and SGP tell of; of the later ones less is free.
+        path: Folder of the run.
+        config: Config of the run.
+        rows: Accuracies after each task.
+        names: Names of the tasks.
+        seconds: Training time of the run.
+        extra: Bytes that are stored beside the network.
+        end: Whether the run is finished.
+        is_current: Whether the metrics have what older versions did not record.
+        layers: Layers that GPM and SGP record; the later, the less is free.
+
+    Returns:
+        Folder of the run.
     """
     layers = layers if config.method in ("gpm", "sgp") else ()
     with RunFolder.begin(path, config, resume=False) as folder:
         for task, row in enumerate(rows):
             folder.log("epoch", task=task, epoch=1, seconds={"train": seconds / len(rows)})
             more: dict[str, Any] = {}
-            if told:
+            if is_current:
                 more["data"] = {"inputs": [3, 8, 8], "classes": 5, "train": 1200, "validation": 60, "test": 100}
-                more["bases"] = {layer: bases(4 + task, task) for layer in layers}
+                more["bases"] = {layer: make_bases(4 + task, task) for layer in layers}
             folder.log(
                 "task",
                 task=task,
@@ -57,20 +66,22 @@ def written(
     return path
 
 
-def falling(tasks: int, start: float = 80.0, loss: float = 1.0) -> list[list[float]]:
-    """Accuracies of tasks that are learned alike and lose as much with every task that follows."""
+def make_rows(tasks: int, start: float = 80.0, loss: float = 1.0) -> list[list[float]]:
+    """Return accuracies of tasks that are learned equally well and lose `loss` points with every later task."""
     return [[start - loss * (after - task) for task in range(after + 1)] for after in range(tasks)]
 
 
-def digits(place: Path, method: str, seed: int = 0, *, start: float = 80.0, name: str = "", **settings: Any) -> Path:
-    """A run on digits."""
+def write_digits_run(
+    place: Path, method: str, seed: int = 0, *, start: float = 80.0, name: str = "", **settings: Any
+) -> Path:
+    """Return the folder of a new run on digits."""
     config = configure("digits", method, seed=seed, threads=1, **settings)
     tasks = settings.get("tasks", 10)
     given = "".join(f"-{key}{value}" for key, value in settings.items())
-    return written(place / (name or f"{method}-{seed}{given}"), config, falling(tasks, start))
+    return write_run(place / (name or f"{method}-{seed}{given}"), config, make_rows(tasks, start))
 
 
-def games(
+def write_games_run(
     place: Path,
     method: str,
     seed: int = 0,
@@ -79,7 +90,10 @@ def games(
     names: Sequence[str] = ("breakout", "freeway"),
     **settings: Any,
 ) -> Path:
-    """A run of small games, evaluated three times in each. Of those outside the paper's room no scale is known."""
+    """Return the folder of a new run on small games. Each game is evaluated three times.
+
+    Games that sgp.paper does not have are of unknown scale.
+    """
     config = configure("minatar", method, seed=seed, threads=1, games=",".join(names), **settings)
     known = all(name in scores_of("minatar") for name in names)
     path = place / "-".join(["minatar", method, str(seed), *names, *(f"{k}{v}" for k, v in settings.items())])

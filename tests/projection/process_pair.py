@@ -1,4 +1,4 @@
-"""Runs a file in two real processes that talk to each other."""
+"""Run a script in two processes that communicate with each other."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 PATIENCE = 300.0  # seconds
 
 
-def processes(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Run ``script OUT ARGUMENTS...`` twice; the ``OUT/RANK.json`` that each has left."""
+def run_processes(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Return the contents of ``OUT/RANK.json`` after running ``script OUT ARGUMENTS...`` in two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,7 +31,7 @@ def processes(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
         for rank in range(2):
             each = subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
             running.append(stack.enter_context(each))
-            stack.callback(each.kill)  # should the other have failed, it would wait for ever
+            stack.callback(each.kill)  # if the other process has failed, this one would wait forever
         for each in running:
             _, errors = each.communicate(timeout=PATIENCE)
             assert each.returncode == 0, errors
