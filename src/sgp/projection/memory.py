@@ -55,7 +55,7 @@ from sgp.projection.update import (
     resize_subspaces,
     scan_layers,
 )
-from sgp.projection.update_report import UpdateReport
+from sgp.projection.update_report import LayerUpdate, UpdateReport
 
 Preset = Literal["paper", "reference"]
 
@@ -65,6 +65,9 @@ PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
 }
 # Mean importance above which a layer can hardly learn any more.
 NEARLY_FULL = 0.95
+# One direction dominates a layer if it has more than this share of the energy, and at most this share of all possible
+# bases reaches the threshold.
+DOMINATED, FEW = 0.9, 1 / 64
 # Keys of a memory's state dict.
 STATE = ("settings", "tasks", "subspaces", "statistics", "fingerprints", "trained", "proved")
 # Value in a file for a threshold that is a function, which cannot be saved.
@@ -355,6 +358,7 @@ class GradientMemory:
         seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
         _warn_of_full(subspaces)
+        _warn_of_dominated(updates)
         tensors = copy_tensors(self.model) if self._keeps_anchor else None
         for name, subspace in subspaces.items():
             plan.scan.layers[name].subspace = subspace
@@ -810,6 +814,17 @@ def _warn_of_unreached(names: Sequence[str]) -> None:
         warn_caller(
             f"no input reached {', '.join(names)} in this update, or the mask excluded all of it, so this task is not "
             "protected there: exclude layers that are not meant to be protected"
+        )
+
+
+def _warn_of_dominated(updates: Sequence[LayerUpdate]) -> None:
+    """Warn once about all layers whose few bases are due to a single direction with nearly all of the energy."""
+    dominated = [update for update in updates if update.leading > DOMINATED and update.bases <= FEW * update.dimension]
+    if dominated:
+        listed = ", ".join(f"{' and '.join(update.layers)} ({update.leading:.1%})" for update in dominated)
+        warn_caller(
+            f"one direction has nearly all of the input energy of {listed}, so very few bases reach the threshold: a "
+            "higher threshold for these layers protects more of their inputs"
         )
 
 
