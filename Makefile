@@ -11,25 +11,29 @@ TEST_DEVICE := SGP_TEST_DEVICE=emulated OMP_NUM_THREADS=1 $(BIN)/python -m pytes
 .DEFAULT_GOAL := help
 # pip and the tools that it installs must not run at once in one .venv.
 .NOTPARALLEL:
-.PHONY: help demo test check lint bench docs clean
+.PHONY: help demo test test-slow check lint bench docs clean
 
 help:
-	@echo "make demo    learn ten tasks in a row with finetuning, GPM and SGP (about a minute)"
-	@echo "make test    lint, types and all tests"
-	@echo "make check   lint, types and the fast tests, on the core alone"
-	@echo "make bench   speed and memory, side by side"
-	@echo "make docs    the documentation as a site: build/docs/index.html"
-	@echo "make clean   remove .venv, caches and builds"
+	@echo "make demo       learn ten tasks in a row with finetuning, GPM and SGP (about a minute)"
+	@echo "make check      lint, types and the fast tests, on the core alone"
+	@echo "make test       lint, types and all tests but the exhaustive ones"
+	@echo "make test-slow  the exhaustive tests: kills of many runs, the gallery of examples"
+	@echo "make bench      speed and memory, side by side"
+	@echo "make docs       the documentation as a site: build/docs/index.html"
+	@echo "make clean      remove .venv, caches and builds"
 
 demo: .venv/.demo
 	$(BIN)/sgp demo
 
 test: .venv/.all lint
-	$(TEST)
+	$(TEST) -m "not exhaustive"
 	$(TEST_DEVICE)
 
+test-slow: .venv/.all
+	$(TEST) -m exhaustive
+
 check: .venv/.core lint
-	$(TEST) -m "not slow"
+	$(TEST) -m "not slow and not exhaustive"
 	$(TEST_DEVICE)
 
 lint: .venv/.core
@@ -46,7 +50,7 @@ docs: .venv/.docs
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is touched only after pip has finished, so an interrupted install is completed the next time. Torch goes first and
 # alone: constraints.txt holds the one version that was tested, and without it pip would take whatever is newest.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from waiting import CEILING
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
@@ -84,7 +85,7 @@ def test_the_files_of_a_benchmark_and_a_method_of_ones_own_run_by_the_commands_b
     commands = re.findall(r"^sgp (.+ --import .+)$", text, flags=re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        ran = subprocess.run([sys.executable, "-m", "sgp", *shlex.split(command)], cwd=tmp_path, timeout=300)
+        ran = subprocess.run([sys.executable, "-m", "sgp", *shlex.split(command)], cwd=tmp_path, timeout=CEILING)
         assert ran.returncode == 0
     assert sorted(path.name for path in tmp_path.glob("runs/*")) == [
         "wheels-finetune-paper-seed0",

@@ -1,4 +1,4 @@
-"""The demo in small: its table, its words, and that the memory does what it is for."""
+"""A small demo: its table, its sentences, and that SGP forgets less than finetuning."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def outcomes_and_output(place: Path) -> tuple[dict[str, list[Outcome]], str]:
 
 @pytest.fixture
 def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the extra were not installed: drawing takes longer than learning here."""
+    """Hide the extra, since drawing takes longer than learning here."""
     monkeypatch.setattr("sgp.report.find_spec", lambda name: None)
 
 
@@ -49,7 +49,7 @@ def test_the_table_has_a_row_for_each_method(
         assert f"{outcome.bwt:.1f}" in row
 
 
-def test_it_says_what_is_seen_and_what_to_do_next(
+def test_the_demo_ends_with_a_conclusion_and_a_next_step(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str],
 ) -> None:
     *_, seen, following, page = outcomes_and_output[1].strip().splitlines()
@@ -58,7 +58,7 @@ def test_it_says_what_is_seen_and_what_to_do_next(
     assert page.startswith(("Page: ", "Runs: "))
 
 
-def test_it_ends_with_a_page_of_all_runs(
+def test_the_demo_writes_a_page_of_all_runs(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str], place: Path
 ) -> None:
     pytest.importorskip("matplotlib", reason="of the extra 'report'")
@@ -82,7 +82,7 @@ def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("without_page")
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here-2").write_text("taken")
     run_demo(Console(quiet=True), DemoSettings(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
@@ -99,7 +99,7 @@ def test_sgp_forgets_less_than_finetuning(
     assert sgp.acc > finetuning.acc
 
 
-def test_only_methods_with_a_memory_fill_one(
+def test_only_methods_with_a_memory_have_a_free_share(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str],
 ) -> None:
     outcomes, _ = outcomes_and_output
@@ -120,7 +120,7 @@ def test_infinite_alpha_makes_sgp_gpm_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_page")
-def test_it_repeats_itself_and_leaves_threads_and_random_state_alone(
+def test_the_demo_is_reproducible_and_restores_threads_and_random_state(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str], tmp_path: Path
 ) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
@@ -145,7 +145,7 @@ def test_it_repeats_itself_and_leaves_threads_and_random_state_alone(
     ],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused_by_name(bad: dict[str, float]) -> None:
+def test_a_setting_out_of_range_is_refused_by_name(bad: dict[str, float]) -> None:
     (name,) = bad
     with pytest.raises(ValueError, match=name):
         DemoSettings(**bad)  # type: ignore[arg-type]

@@ -53,8 +53,8 @@ def test_the_speeds_of_wide_layers_are_those_that_were_measured() -> None:
     measured = json.loads((ROOT / "results/bench.json").read_text())["rows"]
     rows = {row["name"]: row for row in measured if row["name"].startswith("Update of a layer")}
     text = (ROOT / "docs/wide-layers.md").read_text()
-    row_of_table = r"^\| ([\d,]+), (\d\.\d), (first|second) \| (\w+) \| (\d\.\d\d) \| [\d.]* \| (\d+)\b"
-    table = re.findall(row_of_table, text, re.M)
+    cells = r"^\| ([\d,]+), (\d\.\d), (first|second) \| (\w+) \| (\d\.\d\d) \| [\d.]* \| (\d+)\b"
+    table = re.findall(cells, text, re.M)
     assert len(table) == len(rows)
     for width, exponent, task, path, ratio, bases in table:
         number = 1 + (task == "second")
@@ -112,7 +112,12 @@ def test_every_test_that_the_page_on_compatibility_names_exists() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), ROOT / "results/README.md", *(ROOT / "docs").rglob("*.md")]:
+    for page in [
+        *ROOT.glob("*.md"),
+        ROOT / "results/README.md",
+        ROOT / "examples/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)  # code may look like a link
         for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", text):
             path = page.parent / target if target else page

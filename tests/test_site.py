@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from waiting import CEILING
 
 pytest.importorskip("material", reason="the site needs mkdocs-material, of the extra 'docs'")
 pytest.importorskip("mkdocstrings", reason="the site needs mkdocstrings, of the extra 'docs'")
@@ -57,7 +58,7 @@ def build(target: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=600,
+        timeout=CEILING,
     )
 
 
@@ -77,7 +78,9 @@ def pages(site: Path) -> dict[Path, Page]:
 def test_every_page_of_the_docs_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     docs = ROOT / "docs"
     written = {site / path.relative_to(docs).with_suffix(".html") for path in docs.rglob("*.md")}
-    assert set(pages) == written | {site / f"{name}.html" for name in ("results", "contributing", "changelog")}
+    assert set(pages) == written | {
+        site / f"{name}.html" for name in ("results", "examples", "contributing", "changelog")
+    }
     for path, page in pages.items():
         # What all pages have in common is the navigation, in which a page's link to itself is its own name.
         linked = {(path.parent / urlsplit(link).path).resolve() for link in page.links}
@@ -136,7 +139,7 @@ def copied(tmp_path: Path) -> Path:
     """Copy the sources of the site, to break something in them."""
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "results", "src"):
+    for name in ("docs", "results", "examples", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
@@ -167,10 +170,10 @@ def test_the_search_finds_a_page_that_was_opened_from_the_disk(site: Path, tmp_p
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:
-        driver.set_page_load_timeout(120)
+        driver.set_page_load_timeout(CEILING)
         driver.get((site / "index.html").as_uri() + "?q=register_layer")
         found = "a.md-search-result__link[href*='your-own-model.html']"
-        WebDriverWait(driver, 120).until(lambda page: page.find_elements("css selector", found))
+        WebDriverWait(driver, CEILING).until(lambda page: page.find_elements("css selector", found))
         assert driver.get_log("browser") == []
         messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
         asked = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]

@@ -15,7 +15,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 # File of the repository -> page of the site that it is.
-ELSEWHERE = {"results/README.md": "results.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ELSEWHERE = {
+    "results/README.md": "results.md",
+    "examples/README.md": "examples.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 

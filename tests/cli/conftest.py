@@ -1,4 +1,4 @@
-"""The command in this process: in an empty folder, with nothing of the user's around."""
+"""Run the command in this process, in an empty folder and without the user's environment."""
 
 import signal
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ def test_the_package_is_the_command_too() -> None:
 
 
 class TestWithBenchmarks:
-    """Commands that need the extra."""
+    """Tests that need the extra."""
 
     @pytest.fixture(autouse=True)
     def _extra(self) -> None:

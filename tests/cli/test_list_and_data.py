@@ -63,7 +63,7 @@ REPORTS = {
     ("states", "code"),
     [(["complete"], 0), (["complete", "missing"], 0), (["complete", "damaged"], 1), (["damaged"], 1)],
 )
-def test_check_tells_the_state_of_each_data_set_and_fails_for_a_damaged_one(
+def test_check_prints_the_state_of_each_data_set_and_fails_for_a_damaged_one(
     states: list[str],
     code: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_an_empty_folder_has_everything_missing(tmp_path: Path, capsys: pytest.C
     ],
     ids=str,
 )
-def test_a_mistake_is_told_and_nothing_is_made(
+def test_a_mistake_is_reported_and_nothing_is_created(
     arguments: list[str], code: int, clue: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["data", *arguments]) == code
@@ -119,7 +119,7 @@ def test_check_looks_where_the_environment_says(
     assert asked == [tmp_path]
 
 
-def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_creates_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Path] = []
 
     def download(name: str, directory: Path) -> Report:
@@ -134,14 +134,14 @@ def test_get_makes_the_folder_whoever_names_it(tmp_path: Path, monkeypatch: pyte
     assert all(each.is_dir() for each in asked)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["data", "get", "cifar100", "file"]) == 1
     assert capsys.readouterr().err == "sgp data: cannot create the folder 'file': File exists\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
-def test_help_tells_both(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_both_actions(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", *arguments]) == 0
     output = capsys.readouterr().out
     assert "sgp data get NAME" in output

@@ -1,4 +1,4 @@
-"""``sgp report``: where the page lies, what was left out, and what is wrong in one line."""
+"""``sgp report``: the path of the page, the runs left out, and errors in one line."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def with_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_it_says_where_the_page_lies_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_path_of_the_page_and_the_runs_left_out_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run("runs/one")
     run("runs/half", "sgp", end=False)
     assert main(["report", "runs"]) == 0
@@ -53,7 +53,9 @@ def test_it_says_where_the_page_lies_and_what_is_left_out(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_another_folder_is_written_to_and_a_foreign_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_goes_to_another_folder_but_not_into_one_that_is_no_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run("runs/one")
     assert main(["report", "runs/one", "--out", "here"]) == 0
     assert Path("here/index.html").is_file()
@@ -76,7 +78,7 @@ def test_without_a_run_there_is_an_error_and_no_folder(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("with_extra")
-def test_a_method_of_the_users_own_stands_beside_ours(
+def test_a_users_method_is_reported_beside_ours(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))  # which is as it was after the test
@@ -100,6 +102,6 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert error == 'sgp report: a report needs matplotlib and Jinja2: pip install "sgp-torch[report]"\n'
 
 
-def test_nothing_to_report_gets_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_without_arguments_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report"]) == 0
     assert "sgp report" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""``sgp run``: mistakes are answered before anything is loaded or made, and what is asked for is what is run."""
+"""``sgp run``: mistakes are reported before data are loaded, and the config of the command line is run."""
 
 import itertools
 import shlex
@@ -36,13 +36,13 @@ def parse_command(*arguments: str) -> Request:
 
 @pytest.fixture
 def no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail if any data are loaded."""
+    """Let the loading of any data fail."""
 
-    def refuse(*_: object) -> Any:
+    def fail(*_: object) -> Any:
         raise AssertionError("data were loaded")
 
     for name in list(BENCHMARKS):
-        monkeypatch.setitem(BENCHMARKS._known, name, replace(BENCHMARKS[name], stream=refuse))
+        monkeypatch.setitem(BENCHMARKS._known, name, replace(BENCHMARKS[name], stream=fail))
 
 
 MISTAKES: list[tuple[list[str], list[str]]] = [
@@ -98,7 +98,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
 
 @pytest.mark.usefixtures("no_data")
 @pytest.mark.parametrize(("arguments", "clues"), MISTAKES, ids=[" ".join(arguments) for arguments, _ in MISTAKES])
-def test_a_mistake_is_answered_at_once(
+def test_a_mistake_is_reported_before_data_are_loaded(
     arguments: list[str], clues: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -141,7 +141,7 @@ def test_a_mistake_is_answered_at_once(
     ],
     ids=str,
 )
-def test_missing_data_and_settings_that_do_not_fit_them_are_told_before_a_folder_is_made(
+def test_missing_data_and_settings_that_do_not_fit_them_are_reported_and_leave_no_folder(
     arguments: list[str], code: int, clue: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["run", *arguments]) == code
@@ -153,14 +153,14 @@ def test_missing_data_and_settings_that_do_not_fit_them_are_told_before_a_folder
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
-def test_help_tells_what_can_be_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_what_can_be_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *arguments]) == 0
     output = capsys.readouterr().out
     for word in ("BENCHMARK", "FILE.yaml", "RUN", "--method", "--preset", "--recipe", "--import", "--resume"):
         assert word in output
 
 
-def test_help_of_a_benchmark_tells_the_values_of_the_method_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_benchmark_shows_the_values_of_the_method_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "split-cifar100", "--method", "sgp", "--help"]) == 0
     output = capsys.readouterr().out
     for word in ("--alpha", "Default: 10", "--threshold-step", "0.003", "--resume", "--data", "--epochs", "200"):
@@ -187,9 +187,7 @@ def test_a_run_is_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str], tm
     }
 
 
-def test_a_folder_that_is_there_is_not_touched_without_resume(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_existing_run_is_not_changed_without_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     assert main(["run", "digits", *SMALL]) == 1
@@ -205,7 +203,7 @@ def test_a_folder_that_is_there_is_not_touched_without_resume(
     assert trace(tmp_path / NAME) == before
 
 
-def test_a_run_is_gone_on_with_from_inside_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_inside_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     monkeypatch.chdir(tmp_path / NAME)
@@ -225,7 +223,7 @@ def test_a_file_is_run_and_the_command_line_wins(tmp_path: Path) -> None:
     assert config == configure("digits", "gpm", kind="split", tasks=2, epochs=1, lr=0.05, seed=3, threads=1)
 
 
-def test_a_run_is_gone_on_with_from_a_folder_inside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_is_resumed_from_a_folder_inside_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     before = trace(tmp_path / NAME)
     monkeypatch.chdir(tmp_path / NAME / "checkpoint")
@@ -233,9 +231,7 @@ def test_a_run_is_gone_on_with_from_a_folder_inside_it(monkeypatch: pytest.Monke
     assert trace(tmp_path / NAME) == before
 
 
-def test_a_run_goes_to_the_users_own_folder_where_the_shell_leaves_that_to_us(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_tilde_in_out_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     request = parse_command("digits", "--out=~/runs", "--name", "mine")
     assert request.place.find_folder(request.config) == tmp_path / "home" / "runs" / "mine"
@@ -251,12 +247,12 @@ def test_a_run_whose_config_has_changed_is_not_resumed(tmp_path: Path, capsys: p
     assert trace(tmp_path / NAME) == before
 
 
-def test_a_folder_that_is_called_like_a_benchmark_does_not_hide_it(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_a_benchmark_does_not_hide_it(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     assert parse_command("digits", "--seed", "4").config == configure("digits", "sgp", seed=4)
 
 
-def test_arguments_become_place_and_config() -> None:
+def test_arguments_become_a_request() -> None:
     request = parse_command(
         *("digits", "--method=gpm", "--preset=reference", "--recipe", "fast", "--lr_min", "1e-4", "--data", "a"),
         "--resume",
@@ -271,7 +267,7 @@ def test_arguments_become_place_and_config() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_shortest_command_of_a_config_gives_it_again(preset: str) -> None:
+def test_the_shortest_command_of_a_config_parses_to_the_same_config(preset: str) -> None:
     for benchmark, method, recipe in itertools.product(BENCHMARKS, METHODS, RECIPES):
         games = not isinstance(BENCHMARKS[benchmark], Benchmark)
         if not has_recipe(benchmark, recipe) or (games and METHODS.facts(method).supervised_only):
@@ -299,7 +295,7 @@ from sgp.methods.finetune import Finetune
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of mine."""
+    """Settings of my method."""
 
     strength: float = 2.0
     """How strong."""
@@ -322,7 +318,7 @@ METHODS.add("mine", Mine)
 
 @pytest.fixture
 def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a file that registers a method, and remove the method after the test."""
+    """Return a file that registers a method, which is removed after the test."""
     monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
     monkeypatch.setattr(BENCHMARKS, "_known", dict(BENCHMARKS._known))
     path = tmp_path / "my_method.py"
@@ -330,7 +326,7 @@ def my_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_method_of_ones_own_is_run(my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_method_is_run(my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--import", str(my_method), "--method", "mine", "--strength", "7", "--side", "right"]
     assert main(["run", "digits", *SMALL, *arguments]) == 0
     path = tmp_path / "runs" / "digits-mine-paper-seed0"
@@ -341,7 +337,7 @@ def test_a_method_of_ones_own_is_run(my_method: Path, tmp_path: Path, capsys: py
     assert "the method 'mine' is already registered" in capsys.readouterr().err
 
 
-def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(
+def test_a_stopped_run_prints_how_to_resume_with_its_imports_and_data(
     my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -359,7 +355,7 @@ def test_a_stopped_run_of_ones_own_says_what_to_import_and_where_the_data_are(
     assert events(tmp_path / "runs" / "[b]")[-1]["event"] == "end"
 
 
-def test_a_benchmark_of_ones_own_is_run_with_its_network(my_method: Path, tmp_path: Path) -> None:
+def test_a_users_benchmark_is_run_with_its_network(my_method: Path, tmp_path: Path) -> None:
     (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
     assert (
         main(["run", "noise", "--import", "noise.py", "--epochs", "1", "--threads", "1", "--method", "finetune"]) == 0
@@ -369,7 +365,7 @@ def test_a_benchmark_of_ones_own_is_run_with_its_network(my_method: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["batch", "test-batch"])
-def test_batches_of_one_that_batchnorm_cannot_normalise_are_refused(
+def test_batches_of_one_that_batchnorm_cannot_normalize_are_refused(
     name: str, my_method: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
@@ -389,7 +385,7 @@ def test_training_that_a_method_refuses_is_reported(capsys: pytest.CaptureFixtur
     assert "sgp run: apd cannot train mlp this way: penalty=proximal goes with optimizer=sgd" in capsys.readouterr().err
 
 
-def test_a_run_whose_output_nobody_reads_ends_with_a_word_on_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_whose_stdout_is_closed_prints_how_to_resume(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "sgp", "run", "digits", *SMALL],
         stdout=subprocess.PIPE,
@@ -407,14 +403,14 @@ def test_a_run_whose_output_nobody_reads_ends_with_a_word_on_how_to_go_on(tmp_pa
     assert line.endswith(f"is kept, resume with: sgp run {NAME} --resume")
 
 
-def test_a_damaged_checkpoint_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["run", "digits", *SMALL]) == 0
     (tmp_path / NAME / "checkpoint.json").write_text("{")
     assert main(["run", str(NAME), "--resume"]) == 1
     assert "is damaged" in capsys.readouterr().err
 
 
-def test_a_preset_that_would_change_a_label_only_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_that_would_change_only_a_label_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "whole.yaml"
     file.write_text(as_yaml(configure("digits", "sgp")))
     assert main(["run", str(file), "--preset", "reference"]) == 2
@@ -433,20 +429,20 @@ def test_a_preset_that_would_change_a_label_only_is_refused(tmp_path: Path, caps
         (["five-datasets", "--recipe", "fast"], "no recipe 'fast'"),
     ],
 )
-def test_what_contradicts_the_benchmark_is_refused(
+def test_arguments_that_contradict_the_benchmark_are_refused(
     arguments: list[str], clue: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *arguments]) == 2
     assert clue in capsys.readouterr().err
 
 
-def test_a_name_stays_inside_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_cannot_leave_the_folder_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "digits", "--name", "../elsewhere", "--out", str(tmp_path / "runs")]) == 2
     assert "--name must be the name of one folder" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_versions_are_reported_when_a_run_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "run",
         "digits",
@@ -471,13 +467,13 @@ def test_other_versions_are_told_when_a_run_goes_on(tmp_path: Path, capsys: pyte
         assert ("torch 1.0" in output) == ("1.0" in content)
 
 
-def test_a_run_that_is_not_there_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_exist_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["runs/nothing"], ["nothing", "--resume"]):
         assert main(["run", *command]) == 2
         assert "there is no folder" in capsys.readouterr().err
 
 
-def test_what_a_run_wrote_is_repeated_whatever_is_usual_now(tmp_path: Path) -> None:
+def test_a_recorded_config_is_repeated_whatever_the_papers_settings_are_now(tmp_path: Path) -> None:
     config = configure("split-cifar100", "gpm", recipe="fast")
     assert isinstance(config, Config)
     older = [line for line in as_yaml(config).splitlines() if not line.startswith("average")]

@@ -1,4 +1,4 @@
-"""``sgp show``: what runs have come to, finished or not, beside each other and beside the paper."""
+"""``sgp show``: results of runs, finished or not, compared with each other and with the paper."""
 
 import io
 import re
@@ -68,7 +68,7 @@ def test_lines_are_broken_between_words_in_a_terminal_only(tmp_path: Path) -> No
     assert line in " ".join(" ".join(shown[True]).split())  # no word is broken
 
 
-def test_a_whole_run_stands_beside_the_papers_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_is_shown_with_the_papers_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [[70.0] * (task + 1) for task in range(10)]
     whole = written(tmp_path / "whole", configure("split-cifar100", "sgp"), rows)
     cut = written(tmp_path / "cut", configure("split-cifar100", "sgp", epochs=5), rows)
@@ -80,14 +80,14 @@ def test_a_whole_run_stands_beside_the_papers_figures(tmp_path: Path, capsys: py
         assert "paper 76" not in capsys.readouterr().out
 
 
-def test_an_unfinished_run_is_shown_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_is_shown_up_to_its_last_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "run", configure("digits", "gpm"), [[90.0]], end=False)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "ta')
     assert main(["show", str(path)]) == 0
     output = capsys.readouterr().out
     assert "ACC 90.00 %\n" in output
-    assert "not finished: resume with `sgp run RUN --resume`" in output
+    assert "not finished: resume it with `sgp run RUN --resume`" in output
     empty = written(tmp_path / "empty", configure("digits", "gpm"), [], end=False)
     assert main(["show", str(empty)]) == 0
     assert "no task has been learned yet" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_runs_on_games_are_compared_over_the_games_that_all_have_learned(
     assert "reward: accumulated" not in shown["none"]
 
 
-def test_a_line_that_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_line_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "run", configure("digits", "gpm"), [[90.0], [80.0, 75.0]])
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[2:]))
@@ -144,14 +144,14 @@ def test_a_line_that_is_missing_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("target", [".", "nothing"], ids=["not a run", "not there"])
-def test_what_is_no_run_is_told(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_a_run_is_reported(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", target]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"sgp show: {target} is not the folder of a run: there is no config.yaml\n"
 
 
-def test_damaged_metrics_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_metrics_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path / "run", configure("digits", "gpm"), [[90.0]])
     (path / "metrics.jsonl").write_text("nothing\n")
     assert main(["show", str(path)]) == 1
@@ -174,6 +174,6 @@ def test_a_table_is_whole_at_eighty_columns(tasks: int, value: float, capsys: py
     assert lines[3 + tasks].startswith("ACC ")
 
 
-def test_nothing_to_show_gets_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_without_arguments_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 0
     assert "sgp show" in capsys.readouterr().out

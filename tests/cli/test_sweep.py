@@ -1,4 +1,4 @@
-"""``sgp sweep``: what it refuses, what it runs, how it goes on, and that nothing is lost or left behind."""
+"""``sgp sweep``: what it refuses and runs, how it resumes, and that no process or result is lost."""
 
 import os
 import re
@@ -6,8 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the ex
 
 from experiments.small import NOISE, events, run, trace
 from rich.console import Console
+from waiting import CEILING, wait_until
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.cli import main
@@ -27,12 +27,11 @@ from sgp.experiments.jobs import Job
 from sgp.experiments.sweep import Point
 
 GRID = "benchmark: digits\nkind: split\ntasks: 2\nepochs: 1\nsamples: 40\nthreads: 1\n"
-PATIENCE = 300  # seconds until a test gives up
 
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
-    """SGP with two values of alpha, and GPM."""
+    """Return a grid file of SGP with two values of alpha, and of GPM."""
     path = tmp_path / "grid.yaml"
     path.write_text(GRID + "method: [gpm, sgp]\nalpha: [1, 3]\n")
     return path
@@ -40,10 +39,10 @@ def grid(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Jobs are run one after another in this process, which takes a part of the time; those that were."""
+    """Run jobs one after another in this process, which is faster, and return the jobs that ran."""
     ran: list[Job] = []
 
-    def in_turn(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, int | None]]:
+    def in_turn(jobs: list[Job], parallel: int) -> Iterator[tuple[Job, int | None]]:
         for job in jobs:
             ran.append(job)
             yield job, None
@@ -61,13 +60,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 def started(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sgp", "sweep", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def until(what: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    while not what():
-        assert time.monotonic() < begun + PATIENCE
-        time.sleep(0.01)
 
 
 def epochs(path: Path) -> int:
@@ -89,7 +81,7 @@ def epochs(path: Path) -> int:
         (["wrong.yaml"], "no setting 'epoch': did you mean epochs"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_made(
+def test_a_mistake_is_reported_before_anything_is_created(
     arguments: list[str], clue: str, grid: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (grid.parent / "wrong.yaml").write_text("benchmark: digits\nmethod: [sgp]\nepoch: 3\n")
@@ -113,7 +105,7 @@ def test_missing_data_are_reported_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
-def test_every_run_of_the_grid_is_the_one_that_a_single_command_makes(
+def test_every_run_of_the_grid_equals_that_of_a_single_command(
     grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["sweep", "grid.yaml"]) == 0
@@ -157,7 +149,7 @@ def test_one_failure_does_not_stop_the_rest_and_is_named(
     assert [job.folder.name[-3:] for job in here] == ["+30", "0.1", "+30"]
 
 
-def test_a_sweep_that_was_finished_runs_nothing_and_a_longer_one_only_what_is_new(
+def test_a_finished_sweep_runs_nothing_and_a_longer_one_only_new_runs(
     grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", "grid.yaml"]) == 0
@@ -173,7 +165,7 @@ def test_a_sweep_that_was_finished_runs_nothing_and_a_longer_one_only_what_is_ne
     assert [job.folder.name for job in here] == ["digits-sgp-paper-seed0-alpha9"]
 
 
-def test_a_run_of_other_settings_is_refused_before_anything_runs(
+def test_a_run_with_other_settings_is_refused_before_anything_runs(
     grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "digits", "--method", "sgp", "--tasks", "1", "--name", "digits-sgp-paper-seed0-alpha3"]) == 0
@@ -185,7 +177,7 @@ def test_a_run_of_other_settings_is_refused_before_anything_runs(
     assert here == []
 
 
-def test_a_run_goes_on_with_the_threads_that_it_was_begun_with(tmp_path: Path, here: list[Job]) -> None:
+def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path, here: list[Job]) -> None:
     config = configure("digits", "sgp", tasks=1, epochs=1, samples=40, threads=3)
     with RunFolder.begin(tmp_path / "runs" / config.name, config, resume=False):
         pass
@@ -208,7 +200,7 @@ def test_a_run_goes_on_with_the_threads_that_it_was_begun_with(tmp_path: Path, h
         ("", ["--ray", "auto"], "on Ray at auto, threads 1 each"),
     ],
 )
-def test_the_cores_are_shared_out(
+def test_the_cores_are_shared_by_the_runs(
     more: str,
     arguments: list[str],
     plan: str,
@@ -261,7 +253,7 @@ def test_device_and_precision_of_the_command_replace_those_of_the_file(
     assert all("--device cuda:1 --precision bfloat16" in command for command in commands)
 
 
-def test_a_plan_runs_nothing_and_has_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_prints_the_commands_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "noise.py").write_text(NOISE, encoding="utf-8")
     (tmp_path / "grid.yaml").write_text(
         "benchmark: noise\nmethod: finetune\ncolour: [grey, rgb]\nthreads: 1\nepochs: 1\n"
@@ -274,7 +266,7 @@ def test_a_plan_runs_nothing_and_has_the_commands(tmp_path: Path, capsys: pytest
     assert "colour: rgb" in (tmp_path / "runs/noise-finetune-paper-seed0-colourrgb/config.yaml").read_text()
 
 
-def test_a_second_sweep_in_the_same_folder_is_told_of_the_first(
+def test_a_second_sweep_in_the_same_folder_is_refused(
     grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sgp.cli.launch_sweep.PATIENCE", 0.1)
@@ -299,7 +291,7 @@ def test_a_damaged_run_does_not_stop_the_rest(grid: Path, here: list[Job], capsy
     assert "failed: digits-gpm-paper-seed0, exit status 1" in output
 
 
-def test_a_terminal_shows_how_far_the_runs_are_within_80_columns(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress_of_the_runs_within_80_columns(tmp_path: Path) -> None:
     name = "digits-sgp-" + 80 * "x" + "-alpha3"
     folders = {tmp_path / "begun": configure("digits", "gpm", tasks=4), tmp_path / name: configure("digits", "sgp")}
     for folder, content in zip(folders, ('{"event": "task", "task": 0}\n', ""), strict=True):
@@ -322,7 +314,7 @@ def test_a_terminal_shows_how_far_the_runs_are_within_80_columns(tmp_path: Path)
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_it_shows_how_far_runs_on_games_are(tmp_path: Path) -> None:
+def test_the_progress_of_runs_on_games_is_shown(tmp_path: Path) -> None:
     config = configure("minatar", "sgp", steps=20 * 2048)
     (tmp_path / "run").mkdir()
     lines = ['{"event": "game", "task": 0, "update": 20}', '{"event": "update", "task": 1, "update": 7}']
@@ -354,7 +346,7 @@ def test_the_table_of_games_has_their_reward(tmp_path: Path, capsys: pytest.Capt
     assert "1/1 0: reward 1.00" in capsys.readouterr().out
 
 
-def test_games_that_cannot_be_played_are_told_before_anything_runs(
+def test_games_that_cannot_be_played_are_reported_before_anything_runs(
     tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("minatar", reason="of the extra 'minatar'")
@@ -376,7 +368,7 @@ LONG = "benchmark: digits\nmethod: sgp\ntasks: 2\nepochs: 50\nthreads: 1\n"
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="nothing can be killed here as it is on POSIX")
-def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_on_to_the_same_bits(
+def test_an_interrupted_and_a_killed_sweep_leave_no_process_and_resume_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "grid.yaml").write_text(LONG)
@@ -385,9 +377,9 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     run(tmp_path / "whole", config)
 
     sweep = started("grid.yaml")
-    until(lambda: epochs(path) > 3)
-    sweep.terminate()  # handled as Ctrl-C is, which a process in the background may be deaf to
-    output, _ = sweep.communicate(timeout=PATIENCE)
+    wait_until(lambda: epochs(path) > 3)
+    sweep.terminate()  # handled like Ctrl-C, which a process in the background may ignore
+    output, _ = sweep.communicate(timeout=CEILING)
     assert sweep.returncode == 130
     assert "Stopped with 0 of 1 runs finished; resume with: sgp sweep grid.yaml" in output
     assert "Stopped; resume with: sgp run" in (path / "output.log").read_text()
@@ -396,15 +388,15 @@ def test_a_sweep_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
     reached = epochs(path)
     assert 3 < reached < epochs(tmp_path / "whole")
     sweep = started("grid.yaml")
-    until(lambda: epochs(path) > reached + 3)
+    wait_until(lambda: epochs(path) > reached + 3)
     sweep.kill()
     sweep.communicate()
     assert sweep.returncode == -signal.SIGKILL
-    until(lambda: not RunFolder(path).is_running())
+    wait_until(lambda: not RunFolder(path).is_running())
     assert epochs(path) < epochs(tmp_path / "whole")
 
     sweep = started("grid.yaml")
-    output, _ = sweep.communicate(timeout=PATIENCE)
+    output, _ = sweep.communicate(timeout=CEILING)
     assert sweep.returncode == 0, output
     assert "resumed" in output
     assert trace(path) == trace(tmp_path / "whole")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,12 +143,34 @@ def in_this_process(arguments: list[str]) -> None:
     sys.exit(main(arguments))
 
 
-def in_a_team(rank: int, size: int, port: int, output: str, arguments: list[str]) -> None:
-    """Run the command in a process that was forked for it, as one of several; what it says goes to a file."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    from sgp.cli import main
+def run_until_killed(lines: int, operations: int, folder: str, arguments: list[str]) -> None:
+    """Run the command in a process that kills itself right before it changes the run's files.
 
-    sys.exit(main(arguments))
+    The disk changes only by such operations, so a kill between two of them leaves what a kill before the second one
+    leaves. The moment is counted in operations, so it does not depend on the clock.
+
+    Args:
+        lines: Number of lines that the metrics must have before operations are counted.
+        operations: Operation to be killed at, counted from 1.
+        folder: Folder of the run.
+        arguments: Arguments of the command.
+    """
+    metrics = os.path.join(folder, "metrics.jsonl")
+    remaining, watching = operations, True
+
+    def watch(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal remaining, watching
+        if not watching or event not in ("open", "os.rename", "os.remove", "os.mkdir"):
+            return
+        is_read = event == "open" and not values[2] & (os.O_WRONLY | os.O_RDWR)
+        if is_read or not isinstance(values[0], str | os.PathLike) or not os.fspath(values[0]).startswith(folder):
+            return
+        watching = False  # not while the metrics are read
+        written = Path(metrics).read_bytes().count(b"\n") if os.path.exists(metrics) else 0
+        watching = True
+        remaining -= written >= lines
+        if remaining == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    in_this_process(arguments)

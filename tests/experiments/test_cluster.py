@@ -4,8 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +14,15 @@ pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benc
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
 from experiments.small import run, trace
+from waiting import wait_until
 
 from sgp.experiments.cluster import run_on_ray
 from sgp.experiments.config import configure
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Job
 
-PATIENCE = 300  # seconds until a test gives up
 SETTINGS: dict[str, Any] = {"tasks": 2, "epochs": 40, "threads": 1}
 NAMES = ["digits-sgp-paper-seed0", "digits-sgp-paper-seed1"]
-
-
-def until(what: Callable[[], bool]) -> None:
-    begun = time.monotonic()
-    while not what():
-        assert time.monotonic() < begun + PATIENCE
-        time.sleep(0.02)
 
 
 def lines(path: Path) -> int:
@@ -83,7 +75,7 @@ def test_nothing_is_lost_when_a_worker_is_killed_in_mid_run(cluster: Any, tmp_pa
     command = [sys.executable, "-m", "sgp", "sweep", "grid.yaml", "--ray", cluster.address]
     with (tmp_path / "output").open("w") as output:
         sweep = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
-    until(lambda: all(lines(folder) > 5 for folder in folders) or sweep.poll() is not None)
+    wait_until(lambda: all(lines(folder) > 5 for folder in folders) or sweep.poll() is not None)
     assert sweep.poll() is None, (tmp_path / "output").read_text()
 
     # With its raylet a node is gone; what it had started must go with it, and so must the run.
@@ -91,13 +83,14 @@ def test_nothing_is_lost_when_a_worker_is_killed_in_mid_run(cluster: Any, tmp_pa
     raylet = parent_of(parent_of(runner))
     (node,) = [node for node in cluster.list_all_nodes() if node.all_processes["raylet"][0].process.pid == raylet]
     cluster.remove_node(node, allow_graceful=False)
-    until(lambda: not Path(f"/proc/{runner}").exists() or Path(f"/proc/{runner}/stat").read_text().split()[2] == "Z")
+    stat = Path(f"/proc/{runner}/stat")
+    wait_until(lambda: not stat.exists() or stat.read_text().split()[2] == "Z")
     reached = lines(folders[0])
 
     for seed, name in enumerate(NAMES):
         run(tmp_path / name, configure("digits", "sgp", seed=seed, **SETTINGS))
     assert 5 < reached < lines(tmp_path / NAMES[0])
-    until(lambda: sweep.poll() is not None)
+    wait_until(lambda: sweep.poll() is not None)
     said = (tmp_path / "output").read_text()
     assert sweep.returncode == 0, said
     assert "2 of 2 runs are finished" in said

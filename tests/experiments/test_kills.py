@@ -8,16 +8,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
-from experiments.small import NOISE, events, in_this_process, trace
+from experiments.small import NOISE, events, in_this_process, run_until_killed, trace
+from waiting import CEILING, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,31 +28,31 @@ pytestmark = [
 # New processes are forked from one that has imported everything, so that many can be started and killed.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["sgp.cli.run", "sklearn.datasets", "torch._dynamo"])
-PATIENCE = 120  # seconds until a test gives up
+KILLS = 8
 
 
 class Child:
-    """A process that runs the command, until it ends or is killed."""
+    """A process that runs a function, until it ends or is killed."""
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.process = SERVER.Process(target=in_this_process, args=(arguments,))
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self.process = SERVER.Process(target=target, args=arguments)
         self.process.start()
 
-    def kill(self, when: Callable[[], bool], at: int = signal.SIGKILL) -> bool:
-        """Send a signal at a moment; whether the run was still going on then."""
-        begun = time.monotonic()
-        while self.process.is_alive() and not when():
-            assert time.monotonic() < begun + PATIENCE
-            time.sleep(0.0005)
-        assert self.process.pid is not None
-        if self.process.is_alive():
-            os.kill(self.process.pid, at)
-        return self.end() == -at
+    def kill(self, when: Callable[[], bool]) -> bool:
+        """Kill the process as soon as a condition holds; return whether it was still running then."""
+        wait_until(lambda: when() or not self.process.is_alive(), interval=0.0005)
+        self.process.kill()
+        return self.end() == -signal.SIGKILL
 
     def end(self) -> int:
-        self.process.join(PATIENCE)
+        self.process.join(CEILING)
         assert self.process.exitcode is not None
         return self.process.exitcode
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run the command in a process of its own and return its exit status."""
+    return Child(in_this_process, arguments).end()
 
 
 def command(path: Path, *more: str) -> list[str]:
@@ -82,40 +83,35 @@ RUNS = {
         *("--epochs", "2", "--batch", "20"),
     ],
 }
+SHORTEST = "sgp with LeNet"
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == SHORTEST else [pytest.mark.exhaustive]) for name in RUNS]
+)
 def test_a_killed_run_ends_with_the_same_bits(name: str, tmp_path: Path, noise: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     arguments = [*RUNS[name], *(["--import", str(noise)] if "noise" in RUNS[name] else [])]
-    begun = time.monotonic()
-    assert Child(command(whole, *arguments)).end() == 0
-    taken = time.monotonic() - begun
-    total = lines(whole)
-
+    assert run_command(command(whole, *arguments)) == 0
     chance = random.Random(name)
-    kills = 0
-    # At moments that depend on the clock alone: also while nothing is there yet, and inside a checkpoint.
-    for _ in range(4):
-        at = time.monotonic() + chance.uniform(0, 0.6 * taken)
-        kills += Child([*command(killed, *arguments), "--resume"]).kill(lambda at=at: time.monotonic() > at)  # type: ignore[misc]
-    # Right after a line was written, which is before its checkpoint is.
-    for wanted in sorted(chance.sample(range(1, total), min(4, total - 1))):
-        kills += Child([*command(killed, *arguments), "--resume"]).kill(lambda wanted=wanted: lines(killed) >= wanted)  # type: ignore[misc]
-    assert kills >= 3
-    assert Child([*command(killed, *arguments), "--resume"]).end() == 0
+    again = [*command(killed, *arguments), "--resume"]
+    total = lines(whole)
+    for wanted in sorted(chance.sample(range(total - 1), min(KILLS, total - 1))):
+        child = Child(run_until_killed, wanted, chance.randint(1, 4), str(killed), again)
+        assert child.end() == -signal.SIGKILL
+    assert run_command(again) == 0
     assert trace(killed) == trace(whole)
     assert (killed / "config.yaml").read_bytes() == (whole / "config.yaml").read_bytes()
 
 
 def test_at_most_one_epoch_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    arguments = command(path, *DIGITS, "--epochs", "6")
+    arguments = command(path, *DIGITS, "--epochs", "50")  # far more than are seen, however late a kill comes
     seen = 0
     for wanted in (3, 9, 16):
-        assert Child([*arguments, "--resume"]).kill(lambda wanted=wanted: lines(path) >= wanted)  # type: ignore[misc]
+        assert Child(in_this_process, [*arguments, "--resume"]).kill(lambda wanted=wanted: lines(path) >= wanted)  # type: ignore[misc]
         before = events(path) if (path / "metrics.jsonl").read_bytes().endswith(b"\n") else events(path)[:-1]
-        child = Child([*arguments, "--resume"])
+        child = Child(in_this_process, [*arguments, "--resume"])
         # The first thing that is written anew is at most one line back.
         child.kill(lambda: lines(path) > len(before))  # noqa: B023
         after = events(path)
@@ -151,14 +147,17 @@ def shell(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 
 def wait_for(path: Path, wanted: int, process: "subprocess.Popen[str]") -> None:
-    begun = time.monotonic()
-    while lines(path) < wanted:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < begun + PATIENCE
-        time.sleep(0.002)
+    wait_until(lambda: lines(path) >= wanted or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_signal_stops_cleanly_and_says_how_to_go_on(
     number: signal.Signals, shell: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, noise: Path
 ) -> None:
@@ -169,7 +168,7 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(
     process = shell("run", *arguments, "--out", "my runs", "--name", "[bold] one")
     wait_for(path, 2, process)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=CEILING)
     assert (process.returncode, errors) == (130, "")
     last = output.splitlines()[-1]
     assert last.startswith("Stopped; resume with: sgp run ")
@@ -177,9 +176,9 @@ def test_a_signal_stops_cleanly_and_says_how_to_go_on(
 
     again = shlex.split(last.partition("resume with: sgp ")[2])
     process = shell(*again)
-    output, errors = process.communicate(timeout=PATIENCE)
+    output, errors = process.communicate(timeout=CEILING)
     assert (process.returncode, errors) == (0, "")
-    assert Child(command(tmp_path / "whole", *arguments)).end() == 0
+    assert run_command(command(tmp_path / "whole", *arguments)) == 0
     assert trace(path) == trace(tmp_path / "whole")
 
 
@@ -188,7 +187,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
 ) -> None:
     resource = pytest.importorskip("resource")
     arguments = ("digits", "--tasks", "5", "--epochs", "2", "--threshold", "0.999", "--threads", "1")
-    assert Child(command(tmp_path / "whole", *arguments)).end() == 0
+    assert run_command(command(tmp_path / "whole", *arguments)) == 0
     parts = json.loads((tmp_path / "whole" / "checkpoint.json").read_text())["parts"]
     sizes = {part: (tmp_path / "whole" / "checkpoint" / name).stat().st_size for part, name in parts.items()}
     # Files of the network may still be written, those of the bases no longer once there are many.
@@ -196,7 +195,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert sizes["network"] + 1000 < room < sizes["method"] - 1000
     path = Path("runs") / "digits-sgp-paper-seed0"
     process = shell("run", *arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)))
-    _, errors = process.communicate(timeout=PATIENCE)
+    _, errors = process.communicate(timeout=CEILING)
     assert process.returncode == 1
     (line,) = errors.splitlines()
     assert "File too large" in line
@@ -205,5 +204,5 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert 0 < lines(path) < lines(tmp_path / "whole")
     assert not [file for file in path.rglob(".*") if file.name != ".lock"]
 
-    assert Child(["run", str(path), "--resume"]).end() == 0
+    assert run_command(["run", str(path), "--resume"]) == 0
     assert trace(path) == trace(tmp_path / "whole")

@@ -11,7 +11,7 @@ pytest.importorskip("peft", reason="LoRA and OSF are PEFT's")
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from experiments.small import run, run_with_stops, small, trace
+from experiments.small import run, small
 
 from sgp.methods import METHODS
 from sgp.methods.frozen import Frozen, FrozenSettings
@@ -90,14 +90,6 @@ def test_osf_keeps_the_strongest_directions_of_each_weight(tmp_path: Path) -> No
         kept = min(before.shape) // 2
         assert change.norm() > 0.01
         assert float((left[:, :kept].mT @ change @ right[:kept].mT).norm() / change.norm()) < 1e-3
-
-
-@pytest.mark.parametrize("method", ["frozen", "lora", "osf"])
-def test_a_run_that_was_stopped_ends_with_the_same_bits(method: str, tmp_path: Path) -> None:
-    config = small(method, **SPLIT)
-    run(tmp_path / "whole", config)
-    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 1))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
 
 
 def test_osf_raises_an_error_without_linear_layers() -> None:

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
-from experiments.small import events, of_kind, run, run_with_stops, small
+from experiments.small import events, of_kind, run, small
 
 from sgp.methods.gpm import GPM, POINTS, sample_curve
 
@@ -47,14 +47,6 @@ def test_singular_values_of_the_first_task_are_those_of_its_inputs(tmp_path: Pat
     for position, value in values:
         assert value == pytest.approx(float(sigma[position - 1] / sigma[0]), rel=1e-3)
     assert values[0] == [1, 1.0]
-
-
-def test_a_resumed_run_logs_the_same_bases_and_tasks(tmp_path: Path) -> None:
-    run(tmp_path / "whole", small("sgp"))
-    run_with_stops(tmp_path / "stopped", small("sgp"), (1, 1), (2, 2))
-    whole, stopped = (of_kind(events(tmp_path / name), "task") for name in ("whole", "stopped"))
-    assert [task["bases"] for task in whole] == [task["bases"] for task in stopped]
-    assert [task["data"] for task in whole] == [task["data"] for task in stopped]
 
 
 def test_sizes_of_tasks_are_logged(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.methods import METHODS, Batch
+from sgp.methods import Batch
 from sgp.methods.blip import BLIP, BLIPSettings
 from sgp.methods.fisher import compute_sample_fisher
 from sgp.networks import MLP, LeNet, ResNet18
@@ -429,17 +428,3 @@ def test_the_method_does_not_keep_the_network_alive() -> None:
 def test_invalid_settings_raise_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_method(**settings)
-
-
-def test_a_run_is_resumed_to_the_bit(tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, run_with_stops, small, trace
-
-    config = small("blip", tasks=2)
-    whole = run(tmp_path / "whole", config)
-    assert METHODS["blip"] is BLIP
-    assert whole.accuracies[0][0] > 80
-    # Inside the first task and inside the second, after a checkpoint of each.
-    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 2))
-    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")

@@ -141,7 +141,9 @@ def run_observed(path: Path, config: Config, stream: Stream | None = None) -> Ou
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((method, case), id=f"{method}-{case}", marks=[pytest.mark.slow] if case == "resnet18" else [])
+        pytest.param(
+            (method, case), id=f"{method}-{case}", marks=[pytest.mark.exhaustive] if case == "resnet18" else []
+        )
         for method in METHODS
         for case in CASES
         if (method, case) not in REFUSED
@@ -236,7 +238,16 @@ ODD: dict[str, list[int]] = {
 }
 
 
-@pytest.mark.parametrize("heads", ODD.values(), ids=list(ODD))
+@pytest.mark.parametrize(
+    "heads",
+    [
+        # Between them these two have a task of one class, a stream of one task and different counts of classes.
+        pytest.param(
+            heads, id=name, marks=[] if name in ("one class alone", "one class first") else [pytest.mark.exhaustive]
+        )
+        for name, heads in ODD.items()
+    ],
+)
 @pytest.mark.parametrize("method", list(METHODS))
 def test_odd_streams_are_learned(method: str, heads: list[int], tmp_path: Path) -> None:
     config = configure("noise", method, network="mlp", epochs=2, batch=8, lr=0.05, threads=torch.get_num_threads())

@@ -1,7 +1,6 @@
 """Synaptic intelligence: omega is each parameter's reduction of the loss, and importances follow from it."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from methods.penalty import compute_penalty
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.methods import METHODS
 from sgp.methods.si import SI, SISettings
 from sgp.networks import MLP, LeNet, ResNet18
 
@@ -189,18 +187,3 @@ def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -
     (name,) = bad
     with pytest.raises(ValueError, match=f"{name} must be"):
         SISettings(**bad)
-
-
-@pytest.mark.parametrize("kind", ["split", "permuted"])
-def test_a_run_learns_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, run_with_stops, small, trace
-
-    config = small("si", kind=kind, tasks=2)
-    whole = run(tmp_path / "whole", config)
-    assert METHODS["si"] is SI
-    assert whole.accuracies[0][0] > 80
-    # Inside the first task and inside the second, after a checkpoint of each.
-    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 2))
-    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")

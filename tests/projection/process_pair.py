@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 300.0  # seconds
+from waiting import CEILING
 
 
 def run_processes(script: str, out: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -33,6 +33,6 @@ def run_processes(script: str, out: Path, *arguments: str) -> list[dict[str, Any
             running.append(stack.enter_context(each))
             stack.callback(each.kill)  # if the other process has failed, this one would wait forever
         for each in running:
-            _, errors = each.communicate(timeout=PATIENCE)
+            _, errors = each.communicate(timeout=CEILING)
             assert each.returncode == 0, errors
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]

@@ -19,6 +19,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
+from waiting import CEILING
 
 from sgp.experiments.config import configure
 from sgp.report.write import write_report
@@ -57,7 +58,7 @@ def browser(page: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[we
     options.add_argument("--force-prefers-reduced-motion")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    driver.set_page_load_timeout(120)
+    driver.set_page_load_timeout(CEILING)
     driver.get(page.as_uri())
     yield driver
     driver.quit()
@@ -145,7 +146,8 @@ def test_the_pointer_shows_the_value_at_its_position(browser: webdriver.Chrome) 
     )
     webdriver.ActionChains(browser).move_to_element(mark).perform()
     tip = browser.find_element(By.ID, "tip")
-    WebDriverWait(browser, 30).until(lambda _: tip.is_displayed(), "the pointer is at a mark, and no value is shown")
+    wait = WebDriverWait(browser, CEILING)
+    wait.until(lambda _: tip.is_displayed(), "the pointer is at a mark, and no value is shown")
     assert tip.text.startswith("Finetuning; task 1")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,13 @@ def load_clinc150(settings: CLINC150, data: Path | None, seed: int) -> Stream:
     """Load the domains, in the order of the file."""
     intents, parts = texts.read_clinc150(find_data_folder(data, texts.CLINC150))
     names = list(intents)[: settings.tasks]
-    limits = {"train": settings.sentences, "val": None, "test": None}
+    limits = texts.SENTENCES | {"train": settings.sentences}
 
     def make(index: int) -> Task:
         labels = intents[names[index]]
         train, validation, test = (
-            _encode(_take_first(parts[part], labels, limit), labels, settings.length) for part, limit in limits.items()
+            _encode(_take_first(parts[part], dict.fromkeys(labels, limit))[0], labels, settings.length)
+            for part, limit in limits.items()
         )
         return Task(names[index], index, train, validation, test)
 
@@ -54,31 +55,30 @@ def _encode(labeled: Sequence[LabeledText], labels: list[str], length: int) -> E
     return Examples(tokens, torch.tensor([labels.index(label) for _, label in labeled], dtype=torch.int64))
 
 
-def _take_first(labeled: Sequence[LabeledText], labels: list[str], limit: int | None) -> list[LabeledText]:
-    """Return the texts with some labels, the first `limit` of each, in the order of the file."""
-    left = dict.fromkeys(labels, len(labeled) if limit is None else limit)
-    chosen = []
+def _take_first(
+    labeled: Sequence[LabeledText], limits: Mapping[str, int]
+) -> tuple[list[LabeledText], list[LabeledText]]:
+    """Split texts into the first ones of each label, up to the label's limit, and the others, in the order given."""
+    left = Counter(limits)
+    first: list[LabeledText] = []
+    others: list[LabeledText] = []
     for text, label in labeled:
-        if left.get(label, 0) > 0:
-            left[label] -= 1
-            chosen.append((text, label))
-    return chosen
+        (first if left[label] > 0 else others).append((text, label))
+        left[label] -= 1
+    return first, others
 
 
-def _balance(labeled: Sequence[LabeledText], labels: list[str], limit: int | None) -> list[LabeledText]:
+def _balance(labeled: list[LabeledText], labels: list[str], limit: int | None) -> list[LabeledText]:
     """Return at most `limit` texts, spread as evenly over the labels as possible, at least two of each."""
     if limit is None:
-        return list(labeled)
-    return _take_first(labeled, labels, max(2, -(-limit // len(labels))))[: max(limit, 2 * len(labels))]
+        return labeled
+    first, _ = _take_first(labeled, dict.fromkeys(labels, max(2, -(-limit // len(labels)))))
+    return first[: max(limit, 2 * len(labels))]
 
 
 def _hold_out(labeled: Sequence[LabeledText], share: float) -> tuple[list[LabeledText], list[LabeledText]]:
     """Split off a share of each label's texts, at least one of each if the share is not 0."""
     counts = Counter(label for _, label in labeled)
-    left = {label: min(count - 1, max(1, round(share * count))) if share else 0 for label, count in counts.items()}
-    held: list[LabeledText] = []
-    kept: list[LabeledText] = []
-    for text, label in labeled:
-        (held if left[label] > 0 else kept).append((text, label))
-        left[label] -= 1
-    return held, kept
+    return _take_first(
+        labeled, {label: min(n - 1, max(1, round(share * n))) if share else 0 for label, n in counts.items()}
+    )

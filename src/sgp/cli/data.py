@@ -1,4 +1,4 @@
-"""The command ``sgp data get NAME [DIR]`` and ``sgp data check [DIR]``."""
+"""Commands ``sgp data get NAME [DIR]`` and ``sgp data check [DIR]``."""
 
 from __future__ import annotations
 

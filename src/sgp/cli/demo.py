@@ -1,4 +1,4 @@
-"""The command ``sgp demo``."""
+"""Command ``sgp demo``."""
 
 from __future__ import annotations
 

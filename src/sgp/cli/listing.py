@@ -1,4 +1,4 @@
-"""The command ``sgp list [benchmarks | methods | networks]``."""
+"""Command ``sgp list [benchmarks | methods | networks]``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Options:
     """List the names that `sgp run` accepts: ours, and those of other installed packages."""
 
     kind: str = positional("KIND", default="all")
-    """Kind to list: benchmarks, methods, networks or all."""
+    """Kind of names: benchmarks, methods, networks or all."""
 
 
 def main(arguments: list[str]) -> int:

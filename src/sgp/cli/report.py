@@ -1,4 +1,4 @@
-"""The command ``sgp report RUN ...``."""
+"""Command ``sgp report RUN ...``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``sgp run BENCHMARK`` and ``sgp run FILE.yaml``."""
+"""Command ``sgp run BENCHMARK`` or ``sgp run FILE.yaml``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Request:
-    """Run that a command line asks for.
+    """Content of a command line.
 
     Attributes:
         config: Config of the run.

@@ -1,4 +1,4 @@
-"""The command ``sgp show RUN ...``."""
+"""Command ``sgp show RUN ...``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sgp.experiments.game_summary import GameSummary, read_game_summary
 from sgp.experiments.summary import Summary, read_summary
 from sgp.methods import METHODS
 
-# Of more layers than this the free shares are not listed one by one.
+# Networks with more layers get a summary of the free shares instead of a list.
 MOST_LAYERS = 8
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         return 1
     for name, summary in found.items():
         _print(console, name, summary)
-    # Accuracies on different benchmarks say nothing of each other.
+    # Accuracies on different benchmarks cannot be compared.
     if len(found) > 1 and len({summary.config.benchmark for summary in found.values()}) == 1:
         supervised = {name: summary for name, summary in found.items() if isinstance(summary, Summary)}
         games = {name: summary for name, summary in found.items() if isinstance(summary, GameSummary)}
@@ -63,7 +63,13 @@ def main(arguments: list[str]) -> int:
 
 
 def print_run(console: Console, name: str, folder: RunFolder) -> None:
-    """Print the results of a run."""
+    """Print the results of a run.
+
+    Args:
+        console: Console to print to.
+        name: Name of the run in the heading.
+        folder: Folder of the run.
+    """
     _print(console, name, _read(folder))
 
 
@@ -79,7 +85,7 @@ def _print(console: Console, name: str, summary: Summary | GameSummary) -> None:
 
 
 def print_summary(console: Console, name: str, summary: Summary) -> None:
-    """Build the table of a run's accuracy matrix, with the paper's numbers beside its results."""
+    """Print the accuracy matrix and the metrics of a run, with the paper's metrics in brackets."""
     config, tasks = summary.config, len(summary.names)
     console.print(
         f"[bold]{escape(name)}[/bold]: {config.method} on {config.benchmark}, preset {config.preset}, "
@@ -101,18 +107,18 @@ def print_summary(console: Console, name: str, summary: Summary) -> None:
         row = summary.accuracies[task, : task + 1].tolist()
         view.add_row(f"{task + 1} {escape(label)}", *(f"{value:.{digits}f}" for value in row))
     console.print(view)
-    for line in _lines(summary):
+    for line in _describe(summary):
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
 
-def _lines(summary: Summary) -> list[str]:
-    """Describe the metrics of a run."""
+def _describe(summary: Summary) -> list[str]:
+    """Return the metrics of a run in words."""
     config, tasks = summary.config, len(summary.names)
     published = paper.numbers(config.benchmark, config.method) if summary.finished and is_whole(config) else {}
     metrics = f"ACC {acc(summary.accuracies):.2f} %"
     if "acc" in published:
-        metrics += f" (paper {published['acc']:.2f}{_deviation(published, 'acc_std', '.2f')})"
+        metrics += f" (paper {published['acc']:.2f}{_format_deviation(published, 'acc_std', '.2f')})"
     # Tasks that are learned jointly are not forgotten one after another.
     if tasks > 1 and not METHODS.facts(config.method).trains_jointly:
         metrics += f", BWT {bwt(summary.accuracies):.2f} %"
@@ -123,27 +129,27 @@ def _lines(summary: Summary) -> list[str]:
     sizes = ", ".join(f"{use} {count / 2**20:.1f} MiB" for use, count in summary.bytes.items())
     lines = [metrics, f"time {span(whole)}: {phases}", f"memory: {sizes}; network capacity {summary.capacity:.0f} %"]
     if summary.free:
-        lines.append(f"free: {_free(summary.free)}")
+        lines.append(f"free: {_describe_free(summary.free)}")
     if not summary.finished:
-        lines.append("not finished: resume with `sgp run RUN --resume`")
+        lines.append("not finished: resume it with `sgp run RUN --resume`")
     return lines
 
 
-def _free(layers: dict[str, float]) -> str:
-    """Describe the free capacity of each layer, or of a large network the fullest layers and the mean."""
+def _describe_free(layers: dict[str, float]) -> str:
+    """Return the free share of each layer; of many layers, the mean and the least."""
     if len(layers) <= MOST_LAYERS:
         return ", ".join(f"{layer} {100 * free:.0f} %" for layer, free in layers.items())
     fullest = min(layers, key=lambda layer: layers[layer])
     mean = sum(layers.values()) / len(layers)
-    return f"{100 * mean:.0f} % of {len(layers)} layers in the mean, least of {fullest} {100 * layers[fullest]:.0f} %"
+    return f"{100 * mean:.0f} % on average over {len(layers)} layers, least {fullest} {100 * layers[fullest]:.0f} %"
 
 
-def _deviation(published: dict[str, float], name: str, form: str) -> str:
+def _format_deviation(published: dict[str, float], name: str, form: str) -> str:
     return f" ± {published[name]:{form}}" if name in published else ""
 
 
 def _print_comparison(console: Console, summaries: dict[str, Summary]) -> None:
-    """Build a table of runs side by side, over the tasks that all of them have learned."""
+    """Print a table of several runs over the tasks that all of them have learned."""
     tasks = min(len(summary.names) for summary in summaries.values())
     if tasks == 0:
         return

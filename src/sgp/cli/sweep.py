@@ -1,4 +1,4 @@
-"""The command ``sgp sweep FILE.yaml``."""
+"""Command ``sgp sweep FILE.yaml``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs: their config, trainers, folder, checkpoints and metrics, and sweeps of runs."""
+"""Runs: their config, their folder with metrics and checkpoints, their trainers, and sweeps of runs."""

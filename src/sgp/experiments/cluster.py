@@ -1,6 +1,6 @@
-"""Runs on a Ray cluster, whose nodes all see one file system: Ray says where each runs, and where it goes on.
+"""Runs on a Ray cluster whose nodes share a file system. Ray chooses the node of each run.
 
-A run whose node dies is taken up from the checkpoint in its folder by another one, so nothing is copied between nodes.
+A run whose node dies is resumed on another node from the checkpoint in its folder, so nothing is copied between nodes.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job, stop
 
-# Between two looks at the runs, in seconds.
+# Seconds between two polls of the runs.
 PAUSE = 1.0
-# For a process of a dead node to be gone, in seconds.
+# Seconds to wait for a process of a dead node to end.
 PATIENCE = 30.0
-# For a cluster to answer, in seconds.
+# Seconds to wait for a cluster to answer.
 ANSWER = 10.0
 KILLED = -9
 
 
-class Killed(Exception):  # noqa: N818 (nothing is wrong with the run)
-    """A run's process was ended by a signal, as by a machine that is short of memory."""
+class Killed(Exception):  # noqa: N818 (the run itself has no error)
+    """A run's process was ended by a signal, for example because the machine is out of memory."""
 
 
 def run_on_ray(jobs: Sequence[Job], address: str, retries: int) -> Events:
-    """Run jobs on a cluster; those that still run when the generator is closed are stopped.
+    """Run jobs on a cluster. Jobs that still run when the generator is closed are stopped.
 
     Args:
-        jobs: with paths that mean the same on all nodes.
-        address: of the cluster; "auto" finds the one of this machine, "local" starts one for this time.
-        retries: Number of times that a run is resumed after its node or process was killed.
+        jobs: Jobs whose paths are the same on all nodes.
+        address: Address of the cluster; "auto" finds the one of this machine, "local" starts a temporary one.
+        retries: How often a run is resumed whose node or process was killed.
 
     Raises:
         ImportError: Ray is not installed.
-        RunError: there is no cluster at the address, or a job wants more cores than any of its nodes has.
+        RunError: There is no cluster at the address, or a job needs more cores than any of its nodes has.
     """
     ray = _connect(address)
     try:
-        _refuse_too_large(ray, jobs)
+        _check_sizes(ray, jobs)
         run, again = ray.remote(_run), {"max_retries": retries, "retry_exceptions": [Killed]}
         pending = {run.options(num_cpus=job.threads, name=job.folder.name, **again).remote(job): job for job in jobs}
-        # Ray does not tell what has begun; a log that grows does.
+        # Ray does not report which jobs have started, but their logs grow.
         waiting = {job: _size(job) for job in jobs}
         try:
             while pending:
@@ -66,20 +66,20 @@ def run_on_ray(jobs: Sequence[Job], address: str, retries: int) -> Events:
 
 
 def _connect(address: str) -> Any:
-    """Ray, connected."""
+    """Connect to a cluster and return the module ray."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # this is the user's machine
     try:
         import ray
     except ModuleNotFoundError as error:
         raise ImportError('this needs Ray: pip install "sgp-torch[ray]"', name="ray") from error
     try:
-        # Ray itself would try for minutes.
+        # Ray itself would retry for minutes.
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if colon:
             socket.create_connection((host, int(port)), timeout=ANSWER).close()
     except (OSError, ValueError) as error:
         raise RunError(f"there is no Ray cluster at {address!r}: {error}") from error
-    # A cluster of others has its dashboard or not, and takes no word of it.
+    # The dashboard option applies only to a cluster that is started here.
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)
@@ -88,8 +88,8 @@ def _connect(address: str) -> Any:
     return ray
 
 
-def _refuse_too_large(ray: Any, jobs: Sequence[Job]) -> None:
-    """Ray would wait for such a node for ever."""
+def _check_sizes(ray: Any, jobs: Sequence[Job]) -> None:
+    """Raise if a job needs more cores than any node has, for which Ray would wait forever."""
     most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
     wanted = max(job.threads for job in jobs)
     if wanted > most:
@@ -97,7 +97,7 @@ def _refuse_too_large(ray: Any, jobs: Sequence[Job]) -> None:
 
 
 def _run(job: Job) -> int:
-    """On a node: run the job to its end; its exit status."""
+    """Run a job on a node, and return its exit status."""
     last = time.monotonic() + PATIENCE
     while RunFolder(job.folder).is_running() and time.monotonic() < last:
         time.sleep(PAUSE)
@@ -112,7 +112,7 @@ def _run(job: Job) -> int:
 
 
 def _status(ray: Any, reference: object, job: Job) -> int:
-    """How a job has ended. What Ray says of a failure goes where the job's own words are."""
+    """Return the exit status of a job. An error of Ray is written to the job's log."""
     try:
         status: int = ray.get(reference)
     except ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""Runs as processes: how one is started, and how many are run on the cores of this machine."""
+"""Runs as processes on this machine."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 
-# Where a run's process writes what `sgp run` would print, in the run's folder.
+# File in the run's folder with what `sgp run` would print.
 LOG = "output.log"
-# Of the libraries that torch and numpy may have been built with.
+# Variables of the libraries that torch and NumPy may have been built with.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Between two looks at the processes.
+# Seconds between two polls of the processes.
 PAUSE = 0.1
-# After which a process that was asked to stop is killed.
+# Seconds after which a process that was asked to stop is killed.
 PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run as a process of its own.
+    """Run in a process of its own.
 
     Attributes:
-        folder: of the run.
-        arguments: of the command `sgp`.
-        threads: how many it uses.
-        variables: of its environment, beside those that are there.
+        folder: Folder of the run.
+        arguments: Arguments of the command `sgp`.
+        threads: Number of threads.
+        variables: Environment variables beside those of this process.
     """
 
     folder: Path
@@ -39,29 +39,34 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Read the output of the process."""
+        """File with the output of the process."""
         return self.folder / LOG
 
     def start(self) -> Popen[bytes]:
-        """Start a process that ends at the latest with this one; its standard input must stay open until then."""
+        """Start a process that ends when this one does, since it watches its standard input."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "sgp.experiments.tether", *self.arguments]
         environment = os.environ | dict.fromkeys(THREADS, str(self.threads)) | dict(self.variables)
         with self.log.open("ab") as log:
-            # In a session of its own: a Ctrl-C at the terminal is for whoever started it.
+            # In its own session, so that Ctrl-C at the terminal reaches only this process.
             return Popen(command, stdin=PIPE, stdout=log, stderr=STDOUT, env=environment, start_new_session=True)
 
 
 Events = Generator[tuple[Job, int | None], None, None]
-"""Each job twice: when it begins, with None, and when it has ended, with its exit status."""
+"""Each job twice: with None when it starts, and with its exit status when it has ended."""
 
 
-def run_here(jobs: Sequence[Job], at_once: int) -> Events:
-    """Run jobs on this machine, so many at once; those that still run when the generator is closed are stopped."""
+def run_here(jobs: Sequence[Job], parallel: int) -> Events:
+    """Run jobs on this machine. Jobs that still run when the generator is closed are stopped.
+
+    Args:
+        jobs: Jobs to run.
+        parallel: Number of jobs to run in parallel.
+    """
     waiting, running = deque(jobs), dict[int, tuple[Job, Popen[bytes]]]()
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < parallel:
                 job = waiting.popleft()
                 process = job.start()
                 running[process.pid] = job, process
@@ -76,7 +81,7 @@ def run_here(jobs: Sequence[Job], at_once: int) -> Events:
 
 
 def stop(processes: Sequence[Popen[bytes]]) -> None:
-    """Ask processes to stop, and kill those that do not."""
+    """Terminate processes, and kill those that do not end."""
     for process in processes:
         process.terminate()
     last = time.monotonic() + PATIENCE
@@ -89,6 +94,6 @@ def stop(processes: Sequence[Popen[bytes]]) -> None:
 
 
 def end(process: Popen[bytes]) -> int:
-    """Return the exit status of a process once it has ended."""
+    """Wait for a process and return its exit status."""
     with process:
         return process.wait()

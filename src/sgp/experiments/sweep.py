@@ -184,7 +184,7 @@ def _format_word(value: Any) -> str:
 
 
 def _add_point(points: dict[str, Point], point: Point) -> None:
-    """Add a point unless the same run already exists."""
+    """Add a point, unless the same run already exists."""
     if len(point.name) > LONGEST_NAME:
         raise ValueError(f"{point.name!r} is too long for a folder's name: vary fewer settings in one file")
     key = as_yaml(point.config)
