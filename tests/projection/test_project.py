@@ -73,3 +73,35 @@ def test_the_error_for_a_module_with_several_weights_lists_their_names() -> None
     memory = sgp.GradientMemory(attention, threshold=0.95)
     with pytest.raises(ValueError, match=r"several weights: pass the name of one of \(model\):query"):
         memory.project(torch.zeros(8, 8), "(model)", bias=torch.zeros(24))
+
+
+def test_an_edit_by_hand_is_what_later_checks_and_updates_begin_with() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    memory = sgp.GradientMemory(model, threshold=0.95)
+    x = torch.randn(8, 6)
+    memory.update([x])
+    with memory.edit_weights(), torch.no_grad():
+        model[0].weight.mul_(2)
+    assert memory.check(x).drift == 0
+    memory.update([x])
+    assert memory.tasks == 2
+
+
+def test_an_edit_can_exclude_layers_and_drops_their_bases() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    memory = sgp.GradientMemory(model, threshold=0.95, alpha=math.inf)
+    memory.update([torch.randn(8, 6)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    memory.attach(optimizer)
+    kept = memory.subspaces["0"]
+    with memory.edit_weights(exclude=["1"]):
+        pass
+    assert memory.exclude == ("1",)
+    assert list(memory.layers) == ["0"]
+    assert memory.subspaces["0"] is kept
+    before = model[1].weight.detach().clone()
+    model(torch.randn(8, 6)).square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model[1].weight, before - model[1].weight.grad)

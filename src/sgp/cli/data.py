@@ -33,7 +33,7 @@ class GetOptions:
     """Download a data set and check it."""
 
     name: str = positional("NAME")
-    """Name of the data set: cifar100, cifar10, mnist, fashion-mnist or svhn."""
+    """Name of the data set: cifar100, cifar10, mnist, fashion-mnist, svhn or english."""
     directory: Path | None = positional("DIR", default=None)
     """Folder with the data sets, which is created if it does not exist; by default $SGP_DATA."""
 

@@ -84,6 +84,7 @@ class InputGram:
     Attributes:
         count: Number of rows.
         captured: Share of the energy that the bases grown from this matrix capture, [0, 1]; None before.
+        leading: Largest share of the energy that one of these bases captures, [0, 1].
     """
 
     def __init__(self, groups: int, dimension: int, *, constant: bool = False, precise: bool = False) -> None:
@@ -93,6 +94,7 @@ class InputGram:
         self.precise = precise
         self.count = 0
         self.captured: float | None = None
+        self.leading = 0.0
         self._rows: list[Tensor] = []
         self._gram: Tensor | None = None
 

@@ -8,7 +8,8 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, Self
@@ -54,7 +55,7 @@ from sgp.projection.update import (
     resize_subspaces,
     scan_layers,
 )
-from sgp.projection.update_report import UpdateReport
+from sgp.projection.update_report import LayerUpdate, UpdateReport
 
 Preset = Literal["paper", "reference"]
 
@@ -64,6 +65,9 @@ PRESETS: dict[str, tuple[Numerics, BiasRule]] = {
 }
 # Mean importance above which a layer can hardly learn any more.
 NEARLY_FULL = 0.95
+# One direction dominates a layer if it has more than this share of the energy, and at most this share of all possible
+# bases reaches the threshold.
+DOMINATED, FEW = 0.9, 1 / 64
 # Keys of a memory's state dict.
 STATE = ("settings", "tasks", "subspaces", "statistics", "fingerprints", "trained", "proved")
 # Value in a file for a threshold that is a function, which cannot be saved.
@@ -354,6 +358,7 @@ class GradientMemory:
         seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
         _warn_of_full(subspaces)
+        _warn_of_dominated(updates)
         tensors = copy_tensors(self.model) if self._keeps_anchor else None
         for name, subspace in subspaces.items():
             plan.scan.layers[name].subspace = subspace
@@ -444,6 +449,39 @@ class GradientMemory:
         if bias is None or whole_bias is None:
             return result
         return result, distribute_like(whole_bias.to(bias.device), bias)
+
+    @contextmanager
+    def edit_weights(self, *, exclude: Sequence[str] = ()) -> Iterator[None]:
+        """Edit protected weights by hand in the body, with changes that went through :meth:`project` for instance.
+
+        At its end the weights are recorded as those of the last update: :meth:`check` compares with them, and the next
+        update accepts them.
+
+        Args:
+            exclude: Further patterns on names of modules and parameters that are left free from here on. Bases of their
+                layers are dropped.
+
+        Raises:
+            RuntimeError: A protected weight was trained by an optimizer that is not attached.
+        """
+        protected = self._protected
+        protected.check_not_temporary("an edit would be undone at its end")
+        protected.flush()
+        self._check_attached()
+        check_patterns(self.model, exclude, "exclude")
+        added = [pattern for pattern in exclude if pattern not in self.exclude]
+        if added:
+            rules = replace(self.rules, exclude=(*self.exclude, *added))
+            protected.replace(self.tasks, rescan(protected, rules))
+            self.rules = rules
+        yield
+        if self.tasks == 0:
+            return
+        protected.fingerprint()
+        if self._keeps_anchor:
+            self._anchor = Anchor(copy_tensors(self.model), self._find_protected_names())
+        for hook in self._get_hooks():
+            hook.refresh(has_grown=False)
 
     def set_importances(self, importances: Mapping[str, Tensor]) -> None:
         """Replace the importances of bases, for methods that learn them.
@@ -776,6 +814,17 @@ def _warn_of_unreached(names: Sequence[str]) -> None:
         warn_caller(
             f"no input reached {', '.join(names)} in this update, or the mask excluded all of it, so this task is not "
             "protected there: exclude layers that are not meant to be protected"
+        )
+
+
+def _warn_of_dominated(updates: Sequence[LayerUpdate]) -> None:
+    """Warn once about all layers whose few bases are due to a single direction with nearly all of the energy."""
+    dominated = [update for update in updates if update.leading > DOMINATED and update.bases <= FEW * update.dimension]
+    if dominated:
+        listed = ", ".join(f"{' and '.join(update.layers)} ({update.leading:.1%})" for update in dominated)
+        warn_caller(
+            f"one direction has nearly all of the input energy of {listed}, so very few bases reach the threshold: a "
+            "higher threshold for these layers protects more of their inputs"
         )
 
 

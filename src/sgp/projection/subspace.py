@@ -403,7 +403,9 @@ class Subspace(Bases):
         kept_old = torch.arange(M.shape[2], device=M.device) < old_rank.unsqueeze(-1)
         sigma_new = energies[..., :width].sqrt().where(kept_new, 0.0)
         sigma = torch.cat([surrogate.sqrt().where(kept_old, 0.0), sigma_new], dim=-1)
-        gram.captured = float((sigma.square().sum(-1) / total.where(total > 0, 1.0)).mean())
+        shares = sigma.square() / total.where(total > 0, 1.0).unsqueeze(-1)
+        gram.captured = float(shares.sum(-1).mean())
+        gram.leading = float(shares.max()) if shares.numel() else 0.0
         task = compute_importance(sigma, alpha)
         k = M.shape[2]
         lambda_old = accumulate_importance(self.importance.to(task.device).to(task), task[..., :k])

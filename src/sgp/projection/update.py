@@ -82,10 +82,10 @@ def rescan(protected: ProtectedModel, rules: ScanRules) -> Scan:
     gone = []
     for name, subspace in old.items():
         layer = scan.layers.get(renamed.get(name, name))
-        if layer is None:
-            gone.append(name)
-        else:
+        if layer is not None:
             layer.subspace = subspace
+        elif not find_pattern(name, rules.exclude):
+            gone.append(name)
     if gone:
         warn_caller(f"{', '.join(gone)} is gone from the model, and its bases with it")
     resize_subspaces(scan.layers.values())

@@ -27,7 +27,8 @@ class LayerUpdate:
         added: Number of bases that the update added.
         dimension: Largest possible number of bases.
         captured: Share of the energy of the inputs that the bases capture, [0, 1]; None if they saw no input.
-        is_bound: Whether that share is a lower bound, as the certificate of a sketch is.
+        leading: Largest share of the energy that one basis captures, [0, 1]; 0 for embeddings.
+        is_bound: Whether the captured share is a lower bound, as the certificate of a sketch is.
         path: How the inputs were collected.
         rows: Number of rows.
         bytes: Bytes of the Gram matrix, or of what was kept instead, at the end of the pass.
@@ -39,6 +40,7 @@ class LayerUpdate:
     added: int
     dimension: int
     captured: float | None
+    leading: float
     is_bound: bool
     path: Kind
     rows: int
@@ -88,6 +90,7 @@ def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate
         added=bases - int(before.rank.sum()),
         dimension=after.groups * after.dimension,
         captured=gram.captured,
+        leading=gram.leading,
         is_bound=gram.kind == "sketch",
         path=gram.kind,
         rows=gram.count,

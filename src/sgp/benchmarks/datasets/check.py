@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn, texts
+from sgp.benchmarks.datasets import cifar, english, idx, miniimagenet, notmnist, svhn, texts
 from sgp.benchmarks.datasets.images import DataError, ImageSet, MissingData
 
 # Function that reads each data set and returns its images, or a sentence about its texts.
@@ -21,6 +21,7 @@ READERS: dict[str, Callable[[Path], ImageSet | str]] = {
     notmnist.NAME: notmnist.decode,
     texts.CLINC150: texts.describe_clinc150,
     texts.FIVETEXT: texts.describe_fivetext,
+    english.NAME: english.describe,
 }
 
 

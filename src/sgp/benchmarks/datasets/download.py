@@ -9,7 +9,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgp.benchmarks.datasets import cifar, idx, miniimagenet, notmnist, svhn, texts
+from sgp.benchmarks.datasets import cifar, english, idx, miniimagenet, notmnist, svhn, texts
 from sgp.benchmarks.datasets.check import READERS, Report, check_one
 from sgp.benchmarks.datasets.images import DamagedData, DataError
 from sgp.extras import import_extra
@@ -105,15 +105,21 @@ def download(name: str, directory: Path) -> Report:
         return report
     if name in BY_HAND:
         raise DataError(BY_HAND[name])
-    remote = REMOTES[name]
-    for file in remote.files:
-        path = _fetch(remote, file, directory / remote.folder)
-        if remote.unpacks_to is not None:
-            _unpack(path, directory / remote.unpacks_to)
+    if name == english.NAME:
+        english.download(directory)
+    else:
+        _fetch_all(REMOTES[name], directory)
     report = check_one(name, directory)
     if report.state != "complete":
         raise DamagedData(report.detail)
     return report
+
+
+def _fetch_all(remote: Remote, directory: Path) -> None:
+    for file in remote.files:
+        path = _fetch(remote, file, directory / remote.folder)
+        if remote.unpacks_to is not None:
+            _unpack(path, directory / remote.unpacks_to)
 
 
 def _fetch(remote: Remote, file: str, folder: Path) -> Path:
