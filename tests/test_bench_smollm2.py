@@ -187,13 +187,13 @@ def test_prompts_are_a_text_a_question_and_an_answer(tmp_path: Path) -> None:
     assert {tuple(row) for row in batch["input_ids"].tolist()} == {(0, 1, 2, 6, 7, 4, 8), (3, 4, 5, 6, 7, 4, 9)}
 
 
-def test_a_run_that_is_there_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_exists_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["sgp", "--seed", "3", "--alpha", "5", "--out", str(tmp_path)]
     path = tmp_path / f"{name_run(arguments)}.json"
     assert path.name == "sgp_lr0.0001_alpha5.0_seed3.json"
     path.write_text("{}", encoding="utf-8")
     main(arguments)
-    assert "is there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
 
 
 def run_of(method: str, seed: int, accuracy: float, rise: float, **options: str) -> dict[str, Any]:

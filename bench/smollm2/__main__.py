@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _make_parser().parse_args(arguments)
     path = options.out / f"{_name_options(options)}.json"
     if path.is_file():
-        print(f"{path} is there already")
+        print(f"{path} already exists")
         return
     result = run(options)
     options.out.mkdir(parents=True, exist_ok=True)

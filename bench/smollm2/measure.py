@@ -1,4 +1,4 @@
-"""What a model knows: losses on texts, accuracy on prompts."""
+"""Losses on texts and accuracy on prompts of a language model."""
 
 from __future__ import annotations
 
