@@ -23,7 +23,11 @@ from device.networks import (
 from torch import nn
 from torch.optim import Optimizer
 
+import sgp
+from sgp.projection import sketch
 from sgp.projection.precision import full_precision, is_reduced_precision
+from sgp.projection.subspace import Subspace
+from sgp.projection.update import GramChoice
 
 pytestmark = [
     pytest.mark.device,
@@ -283,3 +287,24 @@ def test_full_precision_restores_the_users_settings(name: str) -> None:
         settings = (backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn, backends.mkldnn)
         for setting, value in zip(settings, before, strict=False):
             setting.fp32_precision = value
+
+
+@pytest.mark.parametrize("gram", ["float32", "sketch"])
+def test_the_inputs_of_a_wide_layer_are_collected_in_float32(
+    gram: GramChoice, device: torch.device, reduced: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sketch, "LEAST_BUFFER", 32)
+    monkeypatch.setattr(sketch, "ROWS_PER_PRODUCT", 32)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(600, 256, generator=generator) / torch.arange(1, 257) ** 1.5
+    model = nn.Linear(256, 4).to(device)
+    memory = sgp.GradientMemory(model, threshold=0.99, gram=gram)
+    with reduced():
+        (layer,) = memory.update(list(torch.split(rows, 100))).layers
+    assert layer.path == gram
+    subspace = memory.subspaces["(model)"]
+    assert isinstance(subspace, Subspace)
+    basis, joint = subspace.basis[0].cpu().double(), torch.cat([rows, torch.ones(600, 1)], dim=1).double()
+    captured = float((joint @ basis).square().sum() / joint.square().sum())
+    assert layer.captured is not None
+    assert 0.99 <= layer.captured <= captured

@@ -95,8 +95,9 @@ def test_gpm_of_the_same_protocol_is_the_reference(tmp_path: Path) -> None:
 
 
 def test_gpm_with_another_network_is_not_the_reference(tmp_path: Path) -> None:
-    write_digits_run(tmp_path, "gpm", network="lenet")
-    write_digits_run(tmp_path, "sgp")
+    for method, network in (("gpm", "lenet"), ("sgp", "alexnet")):
+        config = configure("split-cifar100", method, network=network, tasks=3, threads=1)
+        write_run(tmp_path / method, config, make_rows(3))
     found = find_groups(tmp_path)
     assert [find_reference(each, found) for each in found if each.method == "sgp"] == [None]
 

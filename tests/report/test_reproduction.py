@@ -106,7 +106,7 @@ def test_without_any_spread_nothing_is_judged(tmp_path: Path) -> None:
         ({"epochs": 5}, ("5 of 200 epochs",)),
         ({"samples": 100}, ("100 samples",)),
         ({"alpha": 5}, ("alpha 5.0",)),
-        ({"statistics": "stored"}, ("statistics stored",)),
+        ({"norm_statistics": "stored"}, ("norm_statistics stored",)),
         ({"validation_seed": 0}, ("validation_seed 0",)),
         ({"preset": "reference"}, ("preset reference",)),
         ({"preset": "corrected", "alpha": 5}, ("preset corrected", "alpha 5.0")),
