@@ -182,7 +182,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         configure("digits", "trgp", recipe="fast", interpolation_weight=0.2)
     with pytest.raises(ValueError, match="realign needs a method that only acts on steps, but er"):
         configure("digits", "er", kind="split", realign=True)
-    with pytest.raises(ValueError, match="realign is not for blip, which rounds the weights"):
+    with pytest.raises(ValueError, match="realign does not go with blip, which rounds the weights"):
         configure("digits", "blip", kind="split", realign=True)
     with pytest.raises(ValueError, match="patience needs validation examples"):
         configure("digits", "sgp", schedule="patience", validation=0.0)
