@@ -15,7 +15,7 @@ from sgp.demo import DemoSettings, Outcome, run_demo
 from sgp.experiments.config import as_command
 from sgp.experiments.folder import RunFolder
 
-SMALL = DemoSettings(seeds=1, tasks=2, epochs=3)
+SMALL = DemoSettings(seeds=1, tasks=2, epochs=3, threshold=0.985)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_demo_ends_with_a_conclusion_and_a_next_step(
     outcomes_and_output: tuple[dict[str, list[Outcome]], str],
 ) -> None:
     *_, seen, following, page = outcomes_and_output[1].strip().splitlines()
-    assert seen.startswith("Seen: ")
+    assert seen.startswith("Seen at threshold 0.985: ")
     assert following.startswith("Next: ")
     assert page.startswith(("Page: ", "Runs: "))
 
@@ -113,7 +113,8 @@ def test_only_methods_with_a_memory_have_a_free_share(
 @pytest.mark.usefixtures("without_page")
 def test_infinite_alpha_makes_sgp_gpm_exactly(tmp_path: Path) -> None:
     outcomes = run_demo(
-        Console(quiet=True), DemoSettings(seeds=1, tasks=2, epochs=1, alpha=math.inf, out=tmp_path / "here")
+        Console(quiet=True),
+        DemoSettings(seeds=1, tasks=2, epochs=1, alpha=math.inf, threshold=0.9, out=tmp_path / "here"),
     )
     (gpm,), (sgp,) = outcomes["GPM"], outcomes["SGP"]
     assert (gpm.acc, gpm.bwt, gpm.free) == (sgp.acc, sgp.bwt, sgp.free)
@@ -149,3 +150,15 @@ def test_a_setting_out_of_range_is_refused_by_name(bad: dict[str, float]) -> Non
     (name,) = bad
     with pytest.raises(ValueError, match=name):
         DemoSettings(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("without_page")
+def test_the_demo_compares_at_two_thresholds(tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    outcomes = run_demo(console, DemoSettings(seeds=1, tasks=2, epochs=1, out=tmp_path / "here"))
+    assert list(outcomes) == ["finetuning", "GPM 0.95", "SGP 0.95", "GPM 0.985", "SGP 0.985"]
+    assert outcomes["GPM 0.95"][0].free > outcomes["GPM 0.985"][0].free  # type: ignore[operator]
+    assert len(list((tmp_path / "here" / "runs").iterdir())) == 5
+    output = console.export_text()
+    assert "Seen at threshold 0.95: " in output
+    assert "Seen at threshold 0.985: " in output

@@ -34,7 +34,7 @@ Continual learning by scaled gradient projection.
   sgp list [KIND]          list benchmarks, methods and networks
   sgp show RUN ...         show accuracies and metrics of runs
   sgp report RUN ...       write a page with the paper's tables and figures
-  sgp reproduce [TABLE]    compare committed runs with the paper, run what is missing
+  sgp reproduce [TABLE]    compare runs with the paper's tables
   sgp data get NAME        download a data set
   sgp data check [DIR]     check the data sets in a folder
 

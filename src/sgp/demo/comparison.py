@@ -22,14 +22,10 @@ from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.report import find_missing_packages
 
-# Methods by their label in the table.
-METHODS = {"finetuning": "finetune", "GPM": "gpm", "SGP": "sgp"}
 # Phases of a run that are learning: not tests, not checkpoints.
 LEARNING = ("train", "consolidate")
 # A memory with a smaller free share leaves little capacity for new tasks.
 NEARLY_FULL = 0.2
-# At this threshold the memory is not full after ten tasks, and GPM and SGP are about level.
-ROOMY = 0.95
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ def run_demo(console: Console, demo: DemoSettings) -> dict[str, list[Outcome]]:
     """Train all methods on all seeds with a progress bar, and print the table with what it shows.
 
     Returns:
-        The outcome of each seed by method.
+        The outcome of each seed by the label of its row.
     """
     outcomes: dict[str, list[Outcome]] = {}
     progress = Progress(
@@ -61,7 +57,8 @@ def run_demo(console: Console, demo: DemoSettings) -> dict[str, list[Outcome]]:
     )
     out = _find_new_folder(demo.out)
     with progress, _one_thread():
-        bar = progress.add_task("", total=len(METHODS) * demo.seeds * demo.tasks)
+        rows = 1 + 2 * len(demo.thresholds)
+        bar = progress.add_task("", total=rows * demo.seeds * demo.tasks)
 
         def advance(event: str, values: dict[str, Any]) -> None:
             if event == "task":
@@ -69,10 +66,11 @@ def run_demo(console: Console, demo: DemoSettings) -> dict[str, list[Outcome]]:
 
         # Methods are in the inner loop, so that a busy moment of the machine affects all of them.
         for seed in range(demo.seeds):
-            for label in METHODS:
+            for label, config in _build_configs(seed, demo).items():
                 progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {label:<10}")
-                config = _build_config(label, seed, demo)
-                with RunFolder.begin(out / "runs" / config.name, config, resume=False) as folder:
+                _, *threshold = label.split()
+                name = "-threshold".join([config.name, *threshold])
+                with RunFolder.begin(out / "runs" / name, config, resume=False) as folder:
                     stream = BENCHMARK.stream(config.benchmark_settings, None, seed)
                     SupervisedTrainer(config, stream, folder, advance).run()
                 outcomes.setdefault(label, []).append(_read_outcome(folder))
@@ -91,16 +89,22 @@ def _find_new_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _build_config(label: str, seed: int, demo: DemoSettings) -> Config:
-    """Return the config of the same run of `sgp run digits`."""
-    memory: dict[str, dict[str, Any]] = {
-        "GPM": {"threshold": demo.threshold},
-        "SGP": {"threshold": demo.threshold, "alpha": demo.alpha},
-    }
-    settings: dict[str, Any] = {"tasks": demo.tasks, "epochs": demo.epochs, "seed": seed, "threads": 1}
-    config = configure("digits", METHODS[label], **settings, **memory.get(label, {}))
-    assert isinstance(config, Config)
-    return config
+def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config]:
+    """Return the config of each row by its label: finetuning, and GPM and SGP at each threshold."""
+    methods: dict[str, tuple[str, dict[str, Any]]] = {"finetuning": ("finetune", {})}
+    for threshold in demo.thresholds:
+        gpm, sgp = _label_rows(threshold, demo)
+        methods[gpm] = "gpm", {"threshold": threshold}
+        methods[sgp] = "sgp", {"threshold": threshold, "alpha": demo.alpha}
+    common: dict[str, Any] = {"tasks": demo.tasks, "epochs": demo.epochs, "seed": seed, "threads": 1}
+    configs = {label: configure("digits", method, **common, **own) for label, (method, own) in methods.items()}
+    return {label: config for label, config in configs.items() if isinstance(config, Config)}
+
+
+def _label_rows(threshold: float, demo: DemoSettings) -> tuple[str, str]:
+    """Return the labels of GPM and SGP at a threshold, which they name if there are several."""
+    suffix = f" {threshold:g}" if len(demo.thresholds) > 1 else ""
+    return f"GPM{suffix}", f"SGP{suffix}"
 
 
 def _read_outcome(folder: RunFolder) -> Outcome:
@@ -137,11 +141,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _build_table(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Table:
+    thresholds = " and ".join(f"{threshold:g}" for threshold in demo.thresholds)
     view = Table(
         title=f"{demo.tasks} tasks of permuted digits, one head for all",
         title_justify="left",
         caption=f"mean ± deviation of {_format_count(demo.seeds, 'seed')}; MLP 64-100-100-10, SGD,\n"
-        f"threshold {demo.threshold:g}, SGP's alpha {demo.alpha:g}; free: free share of the memory",
+        f"threshold {thresholds}, SGP's alpha {demo.alpha:g};\nfree: free share of the memory",
         caption_justify="left",
     )
     view.add_column("method")
@@ -169,19 +174,20 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def _interpret(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Iterator[str]:
-    """Yield a sentence on what the numbers show, and one on what to try next."""
-    accs = {method: mean(run.acc for run in runs) for method, runs in outcomes.items()}
-    gain = [ours.acc - theirs.acc for ours, theirs in zip(outcomes["SGP"], outcomes["GPM"], strict=True)]
-    free = mean(run.free for run in outcomes["GPM"] if run.free is not None)
-    yield (
-        f"Seen: against finetuning GPM ends {accs['GPM'] - accs['finetuning']:+.1f} points of ACC and SGP "
-        f"{accs['SGP'] - accs['finetuning']:+.1f}; SGP against GPM {mean(gain):+.1f}, "
-        f"above it on {sum(g > 0 for g in gain)} of {_format_count(len(gain), 'seed')}."
-    )
+    """Yield a sentence on what the numbers show at each threshold, and one on what to try next."""
+    accs = {label: mean(run.acc for run in runs) for label, runs in outcomes.items()}
+    for threshold in demo.thresholds:
+        gpm, sgp = _label_rows(threshold, demo)
+        gain = [ours.acc - theirs.acc for ours, theirs in zip(outcomes[sgp], outcomes[gpm], strict=True)]
+        yield (
+            f"Seen at threshold {threshold:g}: ACC of GPM {accs[gpm] - accs['finetuning']:+.1f} and of SGP "
+            f"{accs[sgp] - accs['finetuning']:+.1f} points against finetuning; SGP {mean(gain):+.1f} against GPM, "
+            f"above it on {sum(g > 0 for g in gain)} of {_format_count(len(gain), 'seed')}."
+        )
+    gpm, _ = _label_rows(min(demo.thresholds), demo)
+    free = mean(run.free for run in outcomes[gpm] if run.free is not None)
     if free > NEARLY_FULL:
         state, advice = "and more tasks would fill it", f"--tasks {2 * demo.tasks}"
-    elif demo.threshold > ROOMY:
-        state, advice = "and a lower threshold may improve both methods", f"--threshold {ROOMY}"
     else:
         state, advice = "and fewer tasks would leave more of it free", f"--tasks {max(2, demo.tasks // 2)}"
-    yield f"Next: {100 * free:.0f} % of GPM's memory is free, {state}: try `sgp demo {advice}`."
+    yield f"Next: {100 * free:.0f} % of the memory of {gpm} is free, {state}: try `sgp demo {advice}`."
