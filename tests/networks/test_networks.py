@@ -63,6 +63,8 @@ def test_an_unknown_name_is_reported_with_the_nearest_names() -> None:
         NETWORKS["alexnt"]
 
 
+# Features of random weights and noise have nearly one direction.
+@pytest.mark.filterwarnings("ignore:one direction has nearly all")
 @pytest.mark.parametrize(("name", "inputs"), SHAPES)
 def test_a_memory_protects_every_layer(name: str, inputs: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -171,8 +171,9 @@ class GPM(GPMFacts, Method[GPMSettings]):
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         with warnings.catch_warnings():
-            # Runs report the free share of every layer after every task.
+            # Runs report the bases and the free share of every layer after every task.
             warnings.filterwarnings("ignore", message="nearly all of the capacity is blocked", category=UserWarning)
+            warnings.filterwarnings("ignore", message="one direction has nearly all", category=UserWarning)
             self.memory.update(
                 self._split_texts(batches),
                 samples=self.settings.memory_samples,
