@@ -76,7 +76,7 @@ def alexnet_row(*, rounds: int, batch: int = 64) -> Row:
         "published": make_step(dense, optimizers[2], loss, lambda: published.project_dense(dense, P)),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
-    return _row(f"AlexNet, SGD, batch {batch}", times, 1.12, {"ranks": ranks, "modes": hook.modes})
+    return _row(f"AlexNet, SGD, batch {batch}", times, 1.05, {"ranks": ranks, "modes": hook.modes})
 
 
 def ppo_row(*, rounds: int, batch: int = 250) -> Row:
@@ -108,7 +108,7 @@ def ppo_row(*, rounds: int, batch: int = 250) -> Row:
         "published": make_step(dense, dense_adam, loss),
     }
     times = take_turns(ways, rounds=rounds, repeat=2, warm=1)
-    return _row(f"PPO agent, Adam, batch {batch}", times, 1.6, {"ranks": PPO_RANKS, "modes": hook.modes})
+    return _row(f"PPO agent, Adam, batch {batch}", times, 1.35, {"ranks": PPO_RANKS, "modes": hook.modes})
 
 
 def remember(memory: sgp.GradientMemory, found: Mapping[str, Subspace]) -> None:

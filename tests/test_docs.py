@@ -39,12 +39,16 @@ def test_speeds_in_the_docs_are_those_that_were_measured() -> None:
         "Memory update, task 1",
         "Memory update, task 2",
         "Peak memory of an update, 8192 samples",
+        "12 layers of 64, Adam",
+        "12 layers of 64, SGD",
+        "12 layers of 48 to 92, scheduled rate, Adam",
+        "12 layers of 48 to 92, scheduled rate, SGD",
     ]
     assert len(table) == len(names)
     for (_, ratio, published), name in zip(table, names, strict=True):
         row = rows[name]
         assert ratio == (f"1/{1 / row['ratio']:.0f}" if row["ratio"] < 0.2 else f"{row['ratio']:.2f}")
-        if row["against"] == "plain":
+        if row["published_ratio"] and row["against"] == "plain":
             assert published == f"{row['published_ratio']:.2f}"
     assert not measured["quick"]
 
