@@ -1,4 +1,4 @@
-"""Protect a model that the Trainer of transformers trains: requests of three domains, one domain after another.
+"""Protect a model that the Trainer of transformers trains: synthetic texts of three domains, one domain after another.
 
 python examples/transformers_trainer.py    # half a minute on a CPU; needs transformers and accelerate
 """
