@@ -79,7 +79,7 @@ RUNS = {
     "finetuning": [*DIGITS, "--method", "finetune", "--epochs", "2", "--tasks", "3"],
     "sgp with LeNet": ["noise", "--epochs", "2", "--batch", "16"],
     "gpm with AlexNet": [
-        *("noise", "--method", "gpm", "--network", "alexnet", "--statistics", "stored"),
+        *("noise", "--method", "gpm", "--network", "alexnet", "--norm-statistics", "stored"),
         *("--epochs", "2", "--batch", "20"),
     ],
 }

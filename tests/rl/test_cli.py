@@ -122,7 +122,7 @@ def test_games_have_no_settings_of_supervised_runs(capsys: pytest.CaptureFixture
     output = capsys.readouterr().out
     assert "--evaluate-every" in output
     assert "--sticky" in output
-    assert "--statistics" not in output
+    assert "--norm-statistics" not in output
     assert "--patience" not in output
 
 
