@@ -366,7 +366,7 @@ def test_games_that_cannot_be_played_are_reported_before_anything_runs(
 LONG = "benchmark: digits\nmethod: sgp\ntasks: 2\nepochs: 50\nthreads: 1\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.name != "posix", reason="nothing can be killed here as it is on POSIX")
 def test_an_interrupted_and_a_killed_sweep_leave_no_process_and_resume_to_the_same_bits(
     tmp_path: Path,

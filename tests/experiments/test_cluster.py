@@ -21,7 +21,7 @@ from sgp.experiments.config import configure
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Job
 
-SETTINGS: dict[str, Any] = {"tasks": 2, "epochs": 40, "threads": 1}
+SETTINGS: dict[str, Any] = {"tasks": 2, "epochs": 160, "threads": 1}
 NAMES = ["digits-sgp-paper-seed0", "digits-sgp-paper-seed1"]
 
 
@@ -67,10 +67,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are found by /proc")
 def test_nothing_is_lost_when_a_worker_is_killed_in_mid_run(cluster: Any, tmp_path: Path) -> None:
-    (tmp_path / "grid.yaml").write_text("benchmark: digits\nmethod: sgp\nseed: [0, 1]\ntasks: 2\nepochs: 40\n")
+    (tmp_path / "grid.yaml").write_text("benchmark: digits\nmethod: sgp\nseed: [0, 1]\ntasks: 2\nepochs: 160\n")
     folders = [tmp_path / "runs" / name for name in NAMES]
     command = [sys.executable, "-m", "sgp", "sweep", "grid.yaml", "--ray", cluster.address]
     with (tmp_path / "output").open("w") as output:
