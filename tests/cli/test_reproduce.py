@@ -3,7 +3,6 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +47,6 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = read_cells(tmp_path / "small.yaml")
     for module in ("sgp.paper.results", "sgp.report.reproduction", "sgp.cli.reproduce"):
         monkeypatch.setattr(f"{module}.find_cells", lambda: cells)
-
-
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Return the jobs that were run, in this process."""
-    jobs_run: list[Job] = []
-
-    def run_in_turn(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, int | None]]:
-        for job in jobs:
-            jobs_run.append(job)
-            yield job, None
-            job.folder.mkdir(parents=True, exist_ok=True)
-            with job.log.open("a") as log, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys, "stdout", log)
-                patch.setattr(sys, "stderr", log)
-                status = main(list(job.arguments))
-            yield job, status
-
-    monkeypatch.setattr("sgp.cli.launch_sweep.run_here", run_in_turn)
-    return jobs_run
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> list[str]:
@@ -224,32 +203,32 @@ def test_a_dry_run_has_only_what_is_missing_with_an_estimate(
 
 @pytest.mark.usefixtures("small_table")
 def test_missing_runs_are_made_once_and_then_compared(
-    capsys: pytest.CaptureFixture[str], ran: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], here: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     lines = run(capsys, "table1", "--seeds", "1")
     assert lines[0] == "1 run to make, in runs:"
     assert "  digits finetune, seed 0: time unknown" in lines
-    assert len(ran) == 1
+    assert len(here) == 1
     assert find_row(lines, "finetune").endswith("agrees")
     run(capsys, "table1", "--seeds", "2")
-    assert len(ran) == 2
+    assert len(here) == 2
     assert run(capsys, "table1", "--seeds", "2")[0].startswith("Table 1")
-    assert len(ran) == 2
-    assert {read_record(job.folder).settings["seed"] for job in ran} == {0, 1}
+    assert len(here) == 2
+    assert {read_record(job.folder).settings["seed"] for job in here} == {0, 1}
 
 
 @pytest.mark.usefixtures("small_table")
 def test_a_run_that_was_stopped_is_resumed(
-    capsys: pytest.CaptureFixture[str], ran: list[Job], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], here: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: False)
     run(capsys, "table1", "--seeds", "1")
-    (job,) = ran
+    (job,) = here
     metrics = job.folder / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
     lines = run(capsys, "table1", "--seeds", "1")
-    assert [each.folder for each in ran] == [job.folder, job.folder]
+    assert [each.folder for each in here] == [job.folder, job.folder]
     assert find_row(lines, "finetune").endswith("agrees")
 
 
@@ -257,7 +236,7 @@ def test_a_run_that_was_stopped_is_resumed(
 @pytest.mark.parametrize(("answer", "runs", "status"), [("y", 1, 0), ("yes", 1, 0), ("", 0, 1), ("n", 0, 1)])
 def test_a_terminal_is_asked_first(
     capsys: pytest.CaptureFixture[str],
-    ran: list[Job],
+    here: list[Job],
     monkeypatch: pytest.MonkeyPatch,
     answer: str,
     runs: int,
@@ -266,4 +245,4 @@ def test_a_terminal_is_asked_first(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("builtins.input", lambda _: answer)
     run(capsys, "table1", "--seeds", "1", status=status)
-    assert len(ran) == runs
+    assert len(here) == runs

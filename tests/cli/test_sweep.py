@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,26 +34,6 @@ def grid(tmp_path: Path) -> Path:
     path = tmp_path / "grid.yaml"
     path.write_text(GRID + "method: [gpm, sgp]\nalpha: [1, 3]\n")
     return path
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Run jobs one after another in this process, which is faster, and return the jobs that ran."""
-    ran: list[Job] = []
-
-    def in_turn(jobs: list[Job], parallel: int) -> Iterator[tuple[Job, int | None]]:
-        for job in jobs:
-            ran.append(job)
-            yield job, None
-            job.folder.mkdir(parents=True, exist_ok=True)
-            with job.log.open("a") as log, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys, "stdout", log)
-                patch.setattr(sys, "stderr", log)
-                status = main(list(job.arguments))
-            yield job, status
-
-    monkeypatch.setattr("sgp.cli.launch_sweep.run_here", in_turn)
-    return ran
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
