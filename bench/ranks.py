@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import sgp
 from sgp.benchmarks import split_cifar100
-from sgp.benchmarks.settings.split_cifar100 import SplitCIFAR100
+from sgp.benchmarks.settings import SplitCIFAR100
 from sgp.benchmarks.stream import Examples, Task
 from sgp.networks.alexnet import AlexNet
 from sgp.projection.collect import collect_inputs

@@ -16,7 +16,7 @@ from bench.methods import batches_of, learned, ranks, stepper
 from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.datasets.images import MissingData
-from sgp.benchmarks.settings.texts import CLINC150, FiveText
+from sgp.benchmarks.settings import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.benchmarks.texts import load_clinc150, load_fivetext
 from sgp.experiments.config import Config, configure

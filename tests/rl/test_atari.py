@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sgp.benchmarks.atari import Atari
+from sgp.benchmarks.settings import Atari
 from sgp.registry import UnknownName
 from sgp.rl.atari import AtariEnv, load_stream
 from sgp.rl.settings import GameError

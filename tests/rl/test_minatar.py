@@ -7,7 +7,7 @@ pytest.importorskip("minatar", reason="of the extra 'minatar'")
 
 from minatar import Environment
 
-from sgp.benchmarks.minatar import MinAtar
+from sgp.benchmarks.settings import MinAtar
 from sgp.registry import UnknownName
 from sgp.rl.minatar import GAMES, MinAtarEnv, load_stream
 

@@ -32,7 +32,7 @@ class Benchmark:
     settings: type
     stream: Callable[[Any, Path | None, int], Stream]
     network: str
-    datasets: tuple[str, ...]
+    datasets: tuple[str, ...] = ()
     shape: Callable[[Any], tuple[tuple[int, ...], Sequence[int]]] | None = None
 
 

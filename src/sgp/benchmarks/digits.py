@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sgp.benchmarks.settings.digits import Digits
+from sgp.benchmarks.settings import Digits
 from sgp.benchmarks.stream import Examples, Stream, Task, make_task
 from sgp.extras import import_extra
 from sgp.settings import Range, check_number

@@ -11,9 +11,10 @@ from torch.nn import functional as F
 
 from sgp.benchmarks.datasets import cifar, idx, notmnist, svhn
 from sgp.benchmarks.datasets.images import ImageSet, find_data_folder
-from sgp.benchmarks.settings.five_datasets import SIDE, FiveDatasets, get_shape
+from sgp.benchmarks.settings import FiveDatasets
 from sgp.benchmarks.stream import Examples, Stream, Task, make_task, normalize
 
+SIDE = 32
 # Mean and deviation of the published code, for pixels in [0, 1]; a single number is for all three channels.
 SCALES = {
     "CIFAR-10": ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
@@ -36,7 +37,7 @@ def load_stream(settings: FiveDatasets, data: Path | None, seed: int) -> Stream:
         test = Examples(images.test, images.test_labels, prepare)
         return make_task(names[index], index, train, test, settings, seed)
 
-    return Stream(names, *get_shape(settings), make)
+    return Stream(names, *settings.get_shape(), make)
 
 
 def _read(name: str, settings: FiveDatasets, data: Path | None) -> ImageSet:

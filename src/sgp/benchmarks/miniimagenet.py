@@ -10,9 +10,10 @@ import torch
 
 from sgp.benchmarks.datasets import miniimagenet
 from sgp.benchmarks.datasets.images import find_data_folder
-from sgp.benchmarks.settings.miniimagenet import CLASSES, TASKS, SplitMiniImageNet, get_shape
+from sgp.benchmarks.settings import SplitMiniImageNet
 from sgp.benchmarks.stream import ClassGroup, Stream, normalize, split_classes
 
+TASKS, CLASSES = 20, 5
 # Mean and deviation of ImageNet.
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
@@ -24,7 +25,7 @@ def load_stream(settings: SplitMiniImageNet, data: Path | None, seed: int) -> St
     drawn = draw_classes(seed if settings.class_seed is None else settings.class_seed)[: settings.tasks]
     groups = [ClassGroup(f"classes {' '.join(map(str, own))}", task, own) for task, own in enumerate(drawn)]
     prepare = partial(normalize, mean=MEAN, deviation=DEVIATION)
-    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)
+    return split_classes(images, groups, settings.get_shape(), prepare, settings, seed)
 
 
 def draw_classes(seed: int) -> list[list[int]]:

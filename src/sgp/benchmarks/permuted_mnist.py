@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sgp.benchmarks.datasets import idx
 from sgp.benchmarks.datasets.images import find_data_folder
-from sgp.benchmarks.settings.permuted_mnist import TASKS, PermutedMNIST, get_shape
+from sgp.benchmarks.settings import PermutedMNIST
 from sgp.benchmarks.stream import Examples, Stream, Task, normalize
 
 MEAN, DEVIATION = 0.1307, 0.3081
@@ -38,13 +38,13 @@ def load_stream(settings: PermutedMNIST, data: Path | None, seed: int) -> Stream
         return Task(names[index], 0, train[count:], train[:count], test)
 
     names = [f"permutation {index}" for index in range(settings.tasks)]
-    return Stream(names, *get_shape(settings), make)
+    return Stream(names, *settings.get_shape(), make)
 
 
 def draw_pixel_orders(tasks: int, pixels: int, seed: int) -> list[Tensor]:
     """Draw the order of pixels of each task, as the docstring of the module says."""
     # Fewer than ten tasks are the first of ten.
-    numbers = np.arange(max(tasks, TASKS))
+    numbers = np.arange(max(tasks, 10))
     np.random.RandomState(seed).shuffle(numbers)
     # A permutation is a shuffled range, drawn in the same way.
     return [

@@ -9,9 +9,10 @@ import torch
 
 from sgp.benchmarks.datasets import cifar
 from sgp.benchmarks.datasets.images import find_data_folder
-from sgp.benchmarks.settings.split_cifar100 import CLASSES, SplitCIFAR100, get_shape
+from sgp.benchmarks.settings import SplitCIFAR100
 from sgp.benchmarks.stream import ClassGroup, Stream, normalize, split_classes
 
+CLASSES = 10
 # Mean and deviation of the published code.
 MEAN = torch.tensor([125.3, 123.0, 113.9]).view(3, 1, 1) / 255
 DEVIATION = torch.tensor([63.0, 62.1, 66.7]).view(3, 1, 1) / 255
@@ -23,4 +24,4 @@ def load_stream(settings: SplitCIFAR100, data: Path | None, seed: int) -> Stream
     labels = [range(CLASSES * task, CLASSES * (task + 1)) for task in range(settings.tasks)]
     groups = [ClassGroup(f"classes {own[0]}-{own[-1]}", task, own) for task, own in enumerate(labels)]
     prepare = partial(normalize, mean=MEAN, deviation=DEVIATION)
-    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)
+    return split_classes(images, groups, settings.get_shape(), prepare, settings, seed)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sgp.benchmarks.datasets import cifar
 from sgp.benchmarks.datasets.images import find_data_folder
-from sgp.benchmarks.settings.superclass import Superclass, get_shape
+from sgp.benchmarks.settings import Superclass
 from sgp.benchmarks.stream import ClassGroup, Stream, split_classes
 
 # Labels of the classes of each superclass; a class's label within its task is its position here.
@@ -51,7 +51,7 @@ def load_stream(settings: Superclass, data: Path | None, seed: int) -> Stream:
     members = list(SUPERCLASSES.items())
     groups = [ClassGroup(members[head][0], head, members[head][1]) for head in ORDERS[settings.order][: settings.tasks]]
     prepare = scale_scrambled if settings.pixels == "scrambled" else scale
-    return split_classes(images, groups, get_shape(settings), prepare, settings, seed)
+    return split_classes(images, groups, settings.get_shape(), prepare, settings, seed)
 
 
 def scale(images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from sgp.benchmarks.datasets import texts
 from sgp.benchmarks.datasets.images import find_data_folder
 from sgp.benchmarks.datasets.texts import LabeledText
-from sgp.benchmarks.settings.texts import CLINC150, FiveText
+from sgp.benchmarks.settings import CLINC150, FiveText
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.networks.minilm import tokenize
 

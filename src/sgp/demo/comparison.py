@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from sgp.benchmarks.digits import load_stream
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.benchmarks.settings.digits import BENCHMARK
+from sgp.benchmarks.settings import Digits
 from sgp.demo.settings import DemoSettings
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
@@ -70,8 +71,9 @@ def run_demo(console: Console, demo: DemoSettings) -> dict[str, list[Outcome]]:
                 progress.update(bar, description=f"seed {seed + 1} of {demo.seeds}, {label:<10}")
                 _, *threshold = label.split()
                 name = "-threshold".join([config.name, *threshold])
+                assert isinstance(config.benchmark_settings, Digits)
                 with RunFolder.begin(out / "runs" / name, config, resume=False) as folder:
-                    stream = BENCHMARK.stream(config.benchmark_settings, None, seed)
+                    stream = load_stream(config.benchmark_settings, None, seed)
                     SupervisedTrainer(config, stream, folder, advance).run()
                 outcomes.setdefault(label, []).append(_read_outcome(folder))
     console.print(_build_table(outcomes, demo))

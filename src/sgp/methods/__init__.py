@@ -3,29 +3,7 @@
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sgp.lazy import load_lazily
-from sgp.methods.facts import MethodFacts, NoSettings
-from sgp.methods.settings.a_gem import AGEMFacts
-from sgp.methods.settings.apd import APDFacts
-from sgp.methods.settings.blip import BLIPFacts
-from sgp.methods.settings.den import DENFacts
-from sgp.methods.settings.der import DERFacts
-from sgp.methods.settings.er import ERFacts
-from sgp.methods.settings.ewc import EWCFacts
-from sgp.methods.settings.finetune import FinetuneFacts
-from sgp.methods.settings.frozen import FrozenFacts
-from sgp.methods.settings.fs_dgpm import FSDGPMFacts
-from sgp.methods.settings.gpm import GPMFacts
-from sgp.methods.settings.hat import HATFacts
-from sgp.methods.settings.lora import LoRAFacts
-from sgp.methods.settings.multitask import MultitaskFacts
-from sgp.methods.settings.osf import OSFFacts
-from sgp.methods.settings.owm import OWMFacts
-from sgp.methods.settings.pnn import PNNFacts
-from sgp.methods.settings.rcl import RCLFacts
-from sgp.methods.settings.sgp import SGPFacts
-from sgp.methods.settings.si import SIFacts
-from sgp.methods.settings.stl import STLFacts
-from sgp.methods.settings.trgp import TRGPFacts
+from sgp.methods.settings import MethodFacts, NoSettings
 from sgp.registry import Registry
 
 if TYPE_CHECKING:
@@ -42,14 +20,10 @@ class MethodRegistry(Registry[MethodType]):
         super().__init__("method")
         self._facts: dict[str, type[MethodFacts]] = {}
 
-    def declare_method(self, facts: type[MethodFacts], target: str) -> None:
-        """Register a method that is imported when it is asked for.
-
-        Args:
-            facts: Facts of the method.
-            target: Module and class, as in "sgp.methods.gpm:GPM".
-        """
-        self.declare(facts.name, target)
+    def declare_method(self, facts: type[MethodFacts]) -> None:
+        """Register a method of this package, which is imported when it is asked for."""
+        module, kind = facts.name.replace("-", "_"), facts.__name__.removesuffix("Facts")
+        self.declare(facts.name, f"sgp.methods.{module}:{kind}")
         self._facts[facts.name] = facts
 
     def facts(self, name: str) -> type[MethodFacts]:
@@ -59,28 +33,8 @@ class MethodRegistry(Registry[MethodType]):
 
 
 METHODS = MethodRegistry()
-METHODS.declare_method(FinetuneFacts, "sgp.methods.finetune:Finetune")
-METHODS.declare_method(MultitaskFacts, "sgp.methods.multitask:Multitask")
-METHODS.declare_method(STLFacts, "sgp.methods.stl:STL")
-METHODS.declare_method(AGEMFacts, "sgp.methods.a_gem:AGEM")
-METHODS.declare_method(ERFacts, "sgp.methods.er:ER")
-METHODS.declare_method(DERFacts, "sgp.methods.der:DER")
-METHODS.declare_method(EWCFacts, "sgp.methods.ewc:EWC")
-METHODS.declare_method(SIFacts, "sgp.methods.si:SI")
-METHODS.declare_method(BLIPFacts, "sgp.methods.blip:BLIP")
-METHODS.declare_method(HATFacts, "sgp.methods.hat:HAT")
-METHODS.declare_method(DENFacts, "sgp.methods.den:DEN")
-METHODS.declare_method(RCLFacts, "sgp.methods.rcl:RCL")
-METHODS.declare_method(OWMFacts, "sgp.methods.owm:OWM")
-METHODS.declare_method(GPMFacts, "sgp.methods.gpm:GPM")
-METHODS.declare_method(SGPFacts, "sgp.methods.sgp:SGP")
-METHODS.declare_method(TRGPFacts, "sgp.methods.trgp:TRGP")
-METHODS.declare_method(FSDGPMFacts, "sgp.methods.fs_dgpm:FSDGPM")
-METHODS.declare_method(PNNFacts, "sgp.methods.pnn:PNN")
-METHODS.declare_method(APDFacts, "sgp.methods.apd:APD")
-METHODS.declare_method(FrozenFacts, "sgp.methods.frozen:Frozen")
-METHODS.declare_method(LoRAFacts, "sgp.methods.lora:LoRA")
-METHODS.declare_method(OSFFacts, "sgp.methods.osf:OSF")
+for _facts in MethodFacts.__subclasses__():  # those of settings.py
+    METHODS.declare_method(_facts)
 
 __all__ = ["METHODS", "Batch", "Method", "MethodFacts", "Moment", "NoSettings"]
 __getattr__ = load_lazily(__name__, dict.fromkeys(("Batch", "Method", "Moment"), "sgp.methods.method"))

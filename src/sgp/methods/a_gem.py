@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from sgp.methods.buffer import ClassRings
 from sgp.methods.method import Batch, Moment
 from sgp.methods.replay import Replay, make_rows
-from sgp.methods.settings.a_gem import AGEMFacts, AGEMSettings
+from sgp.methods.settings import AGEMFacts, AGEMSettings
 
 
 class AGEM(AGEMFacts, Replay[AGEMSettings]):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics, clone_tensors, count_parameters, sum_bytes
-from sgp.methods.settings.apd import APDFacts, APDSettings
+from sgp.methods.settings import APDFacts, APDSettings
 from sgp.methods.state import Stateful
 from sgp.patterns import find_pattern
 

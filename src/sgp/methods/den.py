@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sgp.methods.growing import Growing, gather_examples
 from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, Moment, clone_tensors, sum_bytes, use_mode
-from sgp.methods.settings.den import DENFacts, DENSettings
+from sgp.methods.settings import DENFacts, DENSettings
 from sgp.methods.wired import Tensors, count_groups, pair_masks
 from sgp.networks.widen import rearrange, slice_units, widen
 from sgp.networks.wiring import count_units, mask_inputs

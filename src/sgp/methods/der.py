@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment, match_memory_format
 from sgp.methods.replay import Replay, make_rows
-from sgp.methods.settings.der import DERFacts, DERSettings
+from sgp.methods.settings import DERFacts, DERSettings
 
 
 class DER(DERFacts, Replay[DERSettings]):

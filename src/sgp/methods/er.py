@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from sgp.methods.buffer import Reservoir
 from sgp.methods.method import Batch, Moment
 from sgp.methods.replay import Replay, append_drawn, make_rows
-from sgp.methods.settings.er import ERFacts, ERSettings
+from sgp.methods.settings import ERFacts, ERSettings
 
 
 class ER(ERFacts, Replay[ERSettings]):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from sgp.methods.fisher import compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
 from sgp.methods.method import Batch, sum_bytes
 from sgp.methods.quadratic import Quadratic
-from sgp.methods.settings.ewc import EWCFacts, EWCSettings
+from sgp.methods.settings import EWCFacts, EWCSettings
 
 
 class EWC(EWCFacts, Quadratic[EWCSettings]):

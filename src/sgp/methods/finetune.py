@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgp.methods.method import Method, NoSettings
-from sgp.methods.settings.finetune import FinetuneFacts
+from sgp.methods.settings import FinetuneFacts
 
 
 class Finetune(FinetuneFacts, Method[NoSettings]):

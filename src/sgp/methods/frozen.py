@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import LBFGS, Optimizer
 
 from sgp.methods.method import Batch, Method, Moment, NormStatistics
-from sgp.methods.settings.frozen import FrozenFacts, FrozenSettings
+from sgp.methods.settings import FrozenFacts, FrozenSettings
 from sgp.networks.heads import Heads
 
 # Steps of L-BFGS, far more than a head has been seen to need.

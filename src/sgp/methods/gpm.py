@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from sgp.methods.layer_settings import get_value, list_values, map_values
 from sgp.methods.method import Batch, Method, NormStatistics
-from sgp.methods.settings.gpm import GPMFacts, GPMSettings
+from sgp.methods.settings import GPMFacts, GPMSettings
 from sgp.patterns import check_patterns
 from sgp.projection import GradientMemory, Numerics
 from sgp.projection.gram import InputGram

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.method import Batch, Moment, count_parameters, sum_bytes
-from sgp.methods.settings.hat import HATFacts, HATSettings
+from sgp.methods.settings import HATFacts, HATSettings
 from sgp.methods.wired import WiredMethod, pair_masks, wire_network
 from sgp.networks.wiring import Wiring, count_units, mask_inputs, reshape_gate
 from sgp.patterns import find_pattern

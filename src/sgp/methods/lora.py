@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from sgp.methods.adapters import Adapters
-from sgp.methods.settings.lora import LoRAFacts, LoRASettings
+from sgp.methods.settings import LoRAFacts, LoRASettings
 
 
 class LoRA(LoRAFacts, Adapters[LoRASettings]):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from sgp.methods.facts import MethodFacts, NoSettings
+from sgp.methods.settings import MethodFacts, NoSettings
 from sgp.methods.state import Stateful
 
 __all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgp.methods.method import Method, NoSettings
-from sgp.methods.settings.multitask import MultitaskFacts
+from sgp.methods.settings import MultitaskFacts
 
 
 class Multitask(MultitaskFacts, Method[NoSettings]):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sgp.methods.adapters import Adapters
 from sgp.methods.method import Batch, sum_bytes
-from sgp.methods.settings.osf import OSFFacts, OSFSettings
+from sgp.methods.settings import OSFFacts, OSFSettings
 
 
 class OSF(OSFFacts, Adapters[OSFSettings]):

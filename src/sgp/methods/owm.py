@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from sgp.methods.calls import Call, compute_gradients, record_calls
 from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, Method, Moment, NormStatistics, sum_bytes, use_mode
-from sgp.methods.settings.owm import OWMFacts, OWMSettings
+from sgp.methods.settings import OWMFacts, OWMSettings
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection.layer_types import get_layer_type
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.hooks import make_weak
 from sgp.methods.method import Method
-from sgp.methods.settings.penalty import PenaltySettings
+from sgp.methods.settings import PenaltySettings
 from sgp.patterns import find_pattern
 
 P = TypeVar("P", bound=PenaltySettings)

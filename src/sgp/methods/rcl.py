@@ -12,7 +12,7 @@ from torch.optim import Adam
 from sgp.methods.growing import Growing, gather_examples, split_rows
 from sgp.methods.layer_settings import get_value
 from sgp.methods.method import Batch, clone_tensors, use_mode
-from sgp.methods.settings.rcl import RCLFacts, RCLSettings
+from sgp.methods.settings import RCLFacts, RCLSettings
 from sgp.methods.wired import Tensors
 from sgp.networks.widen import resize, widen
 from sgp.patterns import check_patterns

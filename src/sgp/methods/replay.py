@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sgp.methods.buffer import Buffer
 from sgp.methods.method import Batch, Method, match_memory_format
-from sgp.methods.settings.replay import ReplaySettings
+from sgp.methods.settings import ReplaySettings
 
 R = TypeVar("R", bound=ReplaySettings)
 

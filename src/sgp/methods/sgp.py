@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sgp.methods.gpm import GPM
-from sgp.methods.settings.sgp import SGPFacts, SGPSettings
+from sgp.methods.settings import SGPFacts, SGPSettings
 
 
 class SGP(SGPFacts, GPM):

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from sgp.methods.hooks import make_weak
 from sgp.methods.method import Batch, clone_tensors, sum_bytes
 from sgp.methods.quadratic import Quadratic
-from sgp.methods.settings.si import SIFacts, SISettings
+from sgp.methods.settings import SIFacts, SISettings
 
 
 class SI(SIFacts, Quadratic[SISettings]):

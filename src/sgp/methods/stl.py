@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from sgp.methods.method import Batch, Method, NoSettings, clone_tensors, sum_bytes
-from sgp.methods.settings.stl import STLFacts
+from sgp.methods.settings import STLFacts
 
 Weights = dict[str, Tensor]
 

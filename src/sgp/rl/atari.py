@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from sgp.benchmarks.atari import Atari
+from sgp.benchmarks.settings import Atari
 from sgp.rl.games import Frames, GameEnv, GameStream, StepResult, make_stream
 from sgp.rl.settings import GameError
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from sgp.benchmarks.minatar import MinAtar
+from sgp.benchmarks.settings import MinAtar
 from sgp.extras import import_extra
 from sgp.rl.games import Frames, GameEnv, GameStream, StepResult, make_stream
 
