@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
@@ -64,7 +63,9 @@ def draw(figure: Figure) -> dict[str, bytes]:
     from matplotlib.figure import Figure as Canvas
 
     style: Any = STYLE | {"svg.hashsalt": figure.name}
-    with matplotlib.rc_context(style), _ignore_missing_glyphs():
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        # A name may have characters that the font lacks; browsers show them.
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
         canvas = Canvas(figsize=(WIDTH, figure.drawing.height), layout="constrained")
         axes = canvas.add_subplot()
         tips = figure.drawing.draw(axes)
@@ -85,14 +86,6 @@ def draw(figure: Figure) -> dict[str, bytes]:
             files[kind] = target.getvalue()
     files["svg"] = _adapt_to_page(files["svg"], figure.name, tips)
     return files
-
-
-@contextmanager
-def _ignore_missing_glyphs() -> Iterator[None]:
-    with warnings.catch_warnings():
-        # A name may have characters that the font lacks; browsers show them.
-        warnings.filterwarnings("ignore", message=r"Glyph .* missing")
-        yield
 
 
 def _adapt_to_page(svg: bytes, name: str, tips: Mapping[str, list[str]]) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
+from typing import Any
 
 from torch import Tensor
 
@@ -73,27 +74,16 @@ def _place_after(figure: Figure, number: int, comparison: Comparison) -> Figure:
 def _plot_accuracies(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     """Yield the accuracies and the costs of groups side by side."""
     names, several = make_labels(groups), len(groups) > 1
-    title = words.name_benchmark(benchmark)
-    tasks = len(groups[0].first.names)
-    kinds: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-        ("learned", "Each task when it was learned (R_ii)", lambda matrix: matrix.diagonal()),
-        ("kept", "Each task after all tasks (R_Ti)", lambda matrix: matrix[-1]),
+    title, tasks = words.name_benchmark(benchmark), len(groups[0].first.names)
+    kinds: list[tuple[str, str, str, Callable[[Tensor], Tensor]]] = [
+        ("learned", "when it was learned (R_ii)", "immediately after it was learned", lambda matrix: matrix.diagonal()),
+        ("kept", "after all tasks (R_Ti)", "after the last one was learned", lambda matrix: matrix[-1]),
     ]
-    for name, heading, pick in kinds:
-        yield Figure(
-            f"{benchmark}-{name}",
-            heading,
-            Lines(
-                [_make_series(each, names[each.number], pick) for each in groups],
-                "task",
-                "accuracy (%)",
-                ticks=_make_ticks(tasks),
-            ),
-            f"{title}: test accuracy of each task, "
-            + ("immediately after it was learned." if name == "learned" else "after the last one was learned."),
-            "Accuracy",
-            benchmark,
-        )
+    for name, heading, time, pick in kinds:
+        series = [_make_series(each, names[each.number], pick) for each in groups]
+        drawing = Lines(series, "task", "accuracy (%)", ticks=_make_ticks(tasks))
+        caption = f"{title}: test accuracy of each task, {time}."
+        yield Figure(f"{benchmark}-{name}", f"Each task {heading}", drawing, caption, "Accuracy", benchmark)
     if several and tasks > 1:
         yield _plot_stability(benchmark, groups, names)
     if several:
@@ -107,28 +97,30 @@ def _make_ticks(tasks: int) -> dict[float, str]:
 
 def _make_series(each: Group, label: str, pick: Callable[[Tensor], Tensor]) -> Series:
     rows = [pick(run.accuracies).tolist() for run in each.runs]
-    colour, marker = palette.choose_look(each.method)
-    several = len(rows) > 1
+    columns = list(zip(*rows, strict=True))
     return Series(
         label,
-        range(1, len(rows[0]) + 1),
-        [mean(values) for values in zip(*rows, strict=True)],
-        colour,
-        marker,
-        [stdev(values) for values in zip(*rows, strict=True)] if several else [],
+        range(1, len(columns) + 1),
+        [mean(values) for values in columns],
+        *palette.choose_look(each.method),
+        [stdev(values) for values in columns] if len(rows) > 1 else [],
         notes=each.names if not each.names[0].startswith("task ") else (),
     )
 
 
 def _plot_stability(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Figure:
-    series = []
-    for each in groups:
-        if each.is_joint:
-            continue
-        colour, marker = palette.choose_look(each.method)
-        learned = float(each.accuracies.diagonal().mean())
-        note = f"ACC {each.acc:.2f} %"
-        series.append(Series(names[each.number], [learned], [mean(each.bwts)], colour, marker, line="", notes=[note]))
+    series = [
+        Series(
+            names[each.number],
+            [float(each.accuracies.diagonal().mean())],
+            [mean(each.bwts)],
+            *palette.choose_look(each.method),
+            line="",
+            notes=[f"ACC {each.acc:.2f} %"],
+        )
+        for each in groups
+        if not each.is_joint
+    ]
     return Figure(
         f"{benchmark}-stability",
         "Stability against plasticity",
@@ -139,56 +131,80 @@ def _plot_stability(benchmark: str, groups: Sequence[Group], names: dict[int, st
     )
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Something that a run costs.
+
+    Attributes:
+        name: Name in the names of files.
+        heading: Heading of the figure.
+        unit: Unit of the value.
+        meaning: What the value is, in words.
+        value: Function that returns the value of a run, or the mean of a group.
+        reference: Function that describes the value of GPM's group.
+        digits: Digits of ratios to GPM.
+    """
+
+    name: str
+    heading: str
+    unit: str
+    meaning: str
+    value: Callable[[Group | Run], float]
+    reference: Callable[[Group], str]
+    digits: int
+
+
+COSTS = (
+    Cost(
+        "time",
+        "Training time",
+        "minutes",
+        "wall time of whole runs",
+        lambda each: each.seconds / 60,
+        lambda gpm: f"took {span(gpm.seconds)}",
+        2,
+    ),
+    Cost(
+        "memory",
+        "Extra memory",
+        "MiB",
+        "bytes that are stored beside the network after the last task",
+        lambda each: each.extra_bytes / 2**20,
+        lambda gpm: f"stores {words.format_size(gpm.extra_bytes)}",
+        3,
+    ),
+)
+
+
 def _plot_costs(benchmark: str, groups: Sequence[Group], names: dict[int, str]) -> Iterator[Figure]:
     """Yield time and memory, relative to GPM's if GPM was run."""
-    title = words.name_benchmark(benchmark)
     reference = find_reference(groups[0], groups)
-    relative = reference is not None and reference.seconds > 0 and reference.extra_bytes > 0
-    kinds: list[tuple[str, str, str, Callable[[Group | Run], float]]] = [
-        ("time", "Training time", "minutes", lambda each: each.seconds / 60),
-        ("memory", "Extra memory", "MiB", lambda each: each.extra_bytes / 2**20),
-    ]
-    for name, heading, unit, value in kinds:
-        scale = value(reference) if relative and reference is not None else 1.0
+    if reference is not None and not (reference.seconds > 0 and reference.extra_bytes > 0):
+        reference = None
+    memory = paper.table("quoted", benchmark).get("memory")
+    published: dict[str, dict[str, Any]] = {"time": paper.times(benchmark), "memory": {"sgp": memory}}
+    for cost in COSTS:
+        scale = cost.value(reference) if reference else 1.0
         bars = []
         for each in groups:
-            amounts = [value(run) / scale for run in each.runs]
-            known = paper.times(benchmark).get(each.method) if name == "time" and relative else None
-            quoted = (
-                paper.table("quoted", benchmark).get("memory") if name == "memory" and each.method == "sgp" else None
-            )
-            bars.append(
-                Bar(
-                    names[each.number],
-                    mean(amounts),
-                    palette.choose_look(each.method)[0],
-                    stdev(amounts) if len(amounts) > 1 else 0.0,
-                    (known or (quoted if relative else None)) if each.follows_paper else None,
-                )
-            )
+            amounts = [cost.value(run) / scale for run in each.runs]
+            colour, _ = palette.choose_look(each.method)
+            theirs = published[cost.name].get(each.method) if reference and each.follows_paper else None
+            bars.append(Bar(names[each.number], mean(amounts), colour, _compute_deviation(amounts) or 0.0, theirs))
         if not any(bar.value for bar in bars):
             continue
-        axis = f"{heading.lower()}, GPM is 1" if relative else f"{heading.lower()} ({unit})"
-        caption = f"{title}: " + (
-            "wall time of whole runs."
-            if name == "time"
-            else "bytes that are stored beside the network after the last task."
-        )
-        if reference is not None and relative:
-            caption += (
-                f" GPM took {span(reference.seconds)}."
-                if name == "time"
-                else f" GPM stores {words.format_size(reference.extra_bytes)}."
-            )
-        digits = 2 if name == "time" or not relative else 3
-        yield Figure(
-            f"{benchmark}-{name}",
-            heading + (" relative to GPM" if relative else ""),
-            Bars(bars, axis, digits, 1.0 if relative else None),
-            caption,
-            "Cost",
-            benchmark,
-        )
+        name, heading = f"{benchmark}-{cost.name}", cost.heading
+        caption = f"{words.name_benchmark(benchmark)}: {cost.meaning}."
+        if reference:
+            drawing = Bars(bars, f"{heading.lower()}, GPM is 1", cost.digits, 1.0)
+            heading, caption = f"{heading} relative to GPM", f"{caption} GPM {cost.reference(reference)}."
+        else:
+            drawing = Bars(bars, f"{heading.lower()} ({cost.unit})", 2)
+        yield Figure(name, heading, drawing, caption, "Cost", benchmark)
+
+
+def _compute_deviation(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
 
 
 def _plot_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
@@ -200,49 +216,36 @@ def _plot_alpha(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
             others = tuple(f"{k}={v!r}" for k, v in values.items() if k not in ("alpha", *REPEATS, *TECHNICAL))
             studies.setdefault(others, []).append(each)
     found = [study for study in studies.values() if len(study) > 1]
-    for number, study in enumerate(found):
-        finite = sorted((each for each in study if 0 < each.first.settings["alpha"] < float("inf")), key=_get_alpha)
+    for number, study in enumerate(found, start=1):
+        finite = sorted((each for each in study if 0 < _get_alpha(each) < float("inf")), key=_get_alpha)
         if len(finite) < 2:
             continue
-        colour, marker = palette.choose_look(study[0].method)
+        deviations = [_compute_deviation(each.accs) for each in finite]
         series = Series(
-            words.name_method(study[0].method),
+            words.name_method("sgp"),
             [_get_alpha(each) for each in finite],
             [each.acc for each in finite],
-            colour,
-            marker,
-            [stdev(each.accs) if len(each.runs) > 1 else 0.0 for each in finite]
-            if any(len(g.runs) > 1 for g in finite)
-            else [],
+            *palette.choose_look("sgp"),
+            [each or 0.0 for each in deviations] if any(each is not None for each in deviations) else [],
             notes=[each.repeats for each in finite],
         )
         reference = find_reference(study[0], groups)
-        levels = (
-            [(f"{words.name_method('gpm')} (alpha ∞)", reference.acc, palette.choose_look("gpm")[0])]
-            if reference
-            else []
-        )
+        gpm = f"{words.name_method('gpm')} (alpha ∞)"
         best = paper.table("quoted", benchmark).get("best_alpha")
         caption = f"{words.name_benchmark(benchmark)}: average accuracy after all tasks as the scale coefficient grows."
         caption += f" The paper finds the best at {' to '.join(map(str, best))}." if best else ""
-        if study[0].partial:
-            caption += f" Partial runs: {study[0].partial}."
-        yield Figure(
-            f"{benchmark}-alpha" + (f"-{number + 1}" if len(found) > 1 else ""),
-            "ACC against alpha",
-            Lines(
-                [series],
-                "alpha",
-                "ACC (%)",
-                digits=2,
-                ticks={_get_alpha(each): f"{_get_alpha(each):g}" for each in finite},
-                log_x=True,
-                levels=levels,
-            ),
-            caption,
-            "Accuracy",
-            benchmark,
+        caption += f" Partial runs: {study[0].partial}." if study[0].partial else ""
+        drawing = Lines(
+            [series],
+            "alpha",
+            "ACC (%)",
+            digits=2,
+            ticks={_get_alpha(each): f"{_get_alpha(each):g}" for each in finite},
+            log_x=True,
+            levels=[(gpm, reference.acc, palette.choose_look("gpm")[0])] if reference else [],
         )
+        name = f"{benchmark}-alpha" + (f"-{number}" if len(found) > 1 else "")
+        yield Figure(name, "ACC against alpha", drawing, caption, "Accuracy", benchmark)
 
 
 def _get_alpha(each: Group) -> float:
@@ -262,17 +265,11 @@ def _describe_group(each: Group, limits: tuple[float, float]) -> Iterator[Figure
     tasks = len(each.first.names)
     about = f"{words.name_benchmark(each.benchmark)}, {title}"
     if tasks > 1 and not each.is_joint and not each.is_game:
-        rows = [each.accuracies[task, : task + 1].tolist() for task in range(tasks)]
-        yield Figure(
-            f"{slug}-matrix",
-            f"Accuracy matrix: {title}",
-            Heat(rows, each.names, limits),
-            f"{about}: accuracy on each task after each task, mean of {each.repeats}."
-            if len(each.runs) > 1
-            else f"{about}: accuracy on each task after each task.",
-            "Accuracy matrices",
-            each.benchmark,
-        )
+        heat = Heat([each.accuracies[task, : task + 1].tolist() for task in range(tasks)], each.names, limits)
+        caption = f"{about}: accuracy on each task after each task"
+        caption += f", mean of {each.repeats}." if len(each.runs) > 1 else "."
+        name, heading = f"{slug}-matrix", f"Accuracy matrix: {title}"
+        yield Figure(name, heading, heat, caption, "Accuracy matrices", each.benchmark)
     layers = list(each.first.tasks[0].get("free", {}))
     if layers and tasks > 1:
         kinds = _group_layers(layers)
@@ -280,35 +277,29 @@ def _describe_group(each: Group, limits: tuple[float, float]) -> Iterator[Figure
             Series(
                 words.remove_control_characters(kind),
                 range(1, tasks + 1),
-                [
-                    100 * mean(run.tasks[task]["free"].get(layer, 1.0) for run in each.runs for layer in own)
-                    for task in range(tasks)
-                ],
+                [100 * _compute_free(each, task, own) for task in range(tasks)],
                 palette.choose_ramp_colour(number, len(kinds)),
                 "osD^v<>"[number % 7],
             )
             for number, (kind, own) in enumerate(kinds.items())
         ]
-        yield Figure(
-            f"{slug}-free",
-            f"Free capacity: {title}",
-            Lines(series, "after task", "free (%)", ticks=_make_ticks(tasks)),
-            f"{about}: the share of each layer that later tasks may still use"
-            + (f"; of {len(layers)} layers the mean of each kind." if len(kinds) < len(layers) else "."),
-            "Memory of each layer",
-            each.benchmark,
-        )
-    yield from _plot_curves(each, slug, about, "importances", "Importances", "importance of a basis", log=False)
-    yield from _plot_curves(
-        each, slug, about, "singular values", "Singular values", "singular value, largest is 1", log=True
-    )
+        lines = Lines(series, "after task", "free (%)", ticks=_make_ticks(tasks))
+        caption = f"{about}: the share of each layer that later tasks may still use"
+        caption += f"; of {len(layers)} layers the mean of each kind." if len(kinds) < len(layers) else "."
+        name, heading = f"{slug}-free", f"Free capacity: {title}"
+        yield Figure(name, heading, lines, caption, "Memory of each layer", each.benchmark)
+    for key in ("importances", "singular values"):
+        yield from _plot_curves(each, slug, about, key)
 
 
-def _plot_curves(
-    each: Group, slug: str, about: str, key: str, heading: str, axis: str, *, log: bool
-) -> Iterator[Figure]:
+def _compute_free(each: Group, task: int, layers: Sequence[str]) -> float:
+    """Return the mean free share of layers after a task, over the runs."""
+    return mean(float(run.tasks[task]["free"].get(layer, 1.0)) for run in each.runs for layer in layers)
+
+
+def _plot_curves(each: Group, slug: str, about: str, key: str) -> Iterator[Figure]:
     """Yield a figure of each layer, with a curve over its bases after some of the tasks."""
-    run = each.first
+    run, is_importance = each.first, key == "importances"
     layers = [layer for layer, recorded in run.tasks[-1].get("bases", {}).items() if recorded.get(key)]
     drawn = [layers[position] for position in _choose_positions(len(layers), LAYERS)]
     for number, layer in enumerate(drawn, start=1):
@@ -319,31 +310,31 @@ def _plot_curves(
                 positions, values = zip(*recorded, strict=True)
                 colour = palette.choose_ramp_colour(task, len(run.tasks))
                 series.append(Series(f"after task {task + 1}", positions, values, colour, "o"))
-        last = run.tasks[-1]["bases"][layer]
-        caption = f"{about}, layer {words.remove_control_characters(layer)}: "
-        if key == "importances":
-            share = last["blocked"] / last["count"] if last["count"] else 0.0
-            caption += (
-                f"importances of the bases in descending order. After the last task {last['blocked']} of "
-                f"{last['count']} bases ({100 * share:.0f} %) are fully blocked."
-            )
-            quoted = paper.table("quoted", each.benchmark).get("blocked")
-            if quoted and layer == layers[-1] and each.follows_paper and each.method == "sgp":
-                caption += f" The paper says about {100 * quoted:.0f} % for its last layer."
+        if is_importance:
+            drawing = Lines(series, "basis", "importance of a basis", digits=3)
+            text = _describe_importances(each, layer, is_last=layer == layers[-1])
         else:
-            caption += (
-                "how strong the inputs of a task are along each direction, old bases included, in descending order."
-            )
+            drawing = Lines(series, "direction", "singular value, largest is 1", digits=3, log_x=True, log_y=True)
+            text = "how strong the inputs of a task are along each direction, old bases included, in descending order."
+        shown = words.remove_control_characters(layer)
+        caption = f"{about}, layer {shown}: {text}"
         caption += f" Of {_name_run(each)}." if len(each.runs) > 1 else ""
         caption += f" Of {len(layers)} layers {len(drawn)} are drawn." if len(drawn) < len(layers) else ""
-        yield Figure(
-            f"{slug}-{key.split()[0]}-{number}",
-            f"{heading}: {words.remove_control_characters(layer)}, {each.title}",
-            Lines(series, "basis" if not log else "direction", axis, digits=3, log_x=log, log_y=log),
-            caption,
-            heading,
-            each.benchmark,
-        )
+        name, heading = f"{slug}-{key.split()[0]}-{number}", key.capitalize()
+        yield Figure(name, f"{heading}: {shown}, {each.title}", drawing, caption, heading, each.benchmark)
+
+
+def _describe_importances(each: Group, layer: str, *, is_last: bool) -> str:
+    last = each.first.tasks[-1]["bases"][layer]
+    share = last["blocked"] / last["count"] if last["count"] else 0.0
+    text = (
+        f"importances of the bases in descending order. After the last task {last['blocked']} of {last['count']} bases "
+        f"({100 * share:.0f} %) are fully blocked."
+    )
+    quoted = paper.table("quoted", each.benchmark).get("blocked")
+    if quoted and is_last and each.follows_paper and each.method == "sgp":
+        text += f" The paper says about {100 * quoted:.0f} % for its last layer."
+    return text
 
 
 def _name_run(each: Group) -> str:

@@ -8,13 +8,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from sgp import paper
-from sgp.experiments.display import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import palette, words
 from sgp.report.collect import Run
 from sgp.report.groups import Comparison, Group, make_labels
 from sgp.report.plots import Figure, Lines, Series
-from sgp.report.tables import Cell, Column, Table, make_name_cell
+from sgp.report.tables import Cell, Column, Table, make_cost_cells, make_name_cell
 
 Point = tuple[float, float]
 # Value of the setting `optimizer` with which gradients are projected and then given to Adam.
@@ -49,10 +48,7 @@ def make_results(benchmark: str, groups: Sequence[Group]) -> Table:
             then, scores = _find_scores(each, game)
             note = f"from {mean(then):.1f}" if game in each.first.names[:-1] else ""
             row.append(Cell(words.format_spread(scores, 1), mean(scores), link, note) if scores else Cell())
-        row += [Cell(each.repeats, len(each.runs), link)]
-        row += [Cell(span(each.seconds), each.seconds, link)]
-        row += [Cell(words.format_size(each.extra_bytes), each.extra_bytes, link)]
-        rows.append(row)
+        rows.append([*row, Cell(each.repeats, len(each.runs), link), *make_cost_cells(each)])
     note = (
         "Scores of each game after all games, and the scores when the game was learned. The accumulated reward is "
         "the sum of normalised scores, (score - random) / (reference - random): 0 for an agent that acts at random, 1 "
@@ -95,24 +91,16 @@ def _plot_scores(benchmark: str, groups: Sequence[Group]) -> Iterator[Figure]:
     title, names, games = words.name_benchmark(benchmark), make_labels(groups), groups[0].first.names
     for number, game in enumerate(games):
         series = [_make_series(each, names[each.number], partial(_get_scores, game=number)) for each in groups]
-        yield Figure(
-            f"{benchmark}-reward-{number + 1}",
-            f"Game {number + 1}: {game}",
-            Lines([each for each in series if len(each.xs)], "million steps", "score", digits=1),
-            f"{title}: mean score on {game}, from when it was first trained to the end of the run.",
-            "Scores of each game",
-            benchmark,
-        )
+        drawing = Lines([each for each in series if len(each.xs)], "million steps", "score", digits=1)
+        caption = f"{title}: mean score on {game}, from when it was first trained to the end of the run."
+        name, heading = f"{benchmark}-reward-{number + 1}", f"Game {number + 1}: {game}"
+        yield Figure(name, heading, drawing, caption, "Scores of each game", benchmark)
     whole = [_make_series(each, names[each.number], _get_accumulated) for each in groups if get_rewards(each)]
     if whole:
-        yield Figure(
-            f"{benchmark}-accumulated",
-            "Accumulated normalised reward",
-            Lines(whole, "million steps", "sum of normalised scores", digits=2),
-            f"{title}: an agent that learns and keeps all games rises by about 1 with each of {len(games)}.",
-            "Accumulated reward",
-            benchmark,
-        )
+        drawing = Lines(whole, "million steps", "sum of normalised scores", digits=2)
+        caption = f"{title}: an agent that learns and keeps all games rises by about 1 with each of {len(games)}."
+        name, heading = f"{benchmark}-accumulated", "Accumulated normalised reward"
+        yield Figure(name, heading, drawing, caption, "Accumulated reward", benchmark)
 
 
 def _get_scores(run: Run, game: int) -> list[Point]:

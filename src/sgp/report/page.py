@@ -6,9 +6,6 @@ import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
@@ -30,89 +27,8 @@ if TYPE_CHECKING:
 MOST_FIGURES = 6
 
 
-@dataclass(frozen=True)
-class Rank:
-    """A method in the summary of a benchmark.
-
-    Attributes:
-        label: Name of the method.
-        value: Its number.
-        width: Width of its bar in percent.
-        colour: Index of its colour in the palette.
-        link: Anchor of its runs.
-    """
-
-    label: str
-    value: str
-    width: float
-    colour: int
-    link: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """Summary of a benchmark.
-
-    Attributes:
-        title: Name of the benchmark.
-        anchor: Anchor of the benchmark's section.
-        value: Number of the best method.
-        unit: Meaning of the number.
-        link: Anchor of the runs behind the number.
-        sentence: Which method is ahead, and of which others.
-        ranking: All methods, the best first.
-        ranking_title: What the methods are ranked by.
-        facts: Names and values of the costs.
-        warning: Why the numbers cannot be compared with the paper; empty if they can.
-    """
-
-    title: str
-    anchor: str
-    value: str
-    unit: str
-    link: str
-    sentence: str
-    ranking: Sequence[Rank]
-    ranking_title: str
-    facts: Sequence[tuple[str, str]]
-    warning: str = ""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Figures of one kind.
-
-    Attributes:
-        title: Heading.
-        figures: Figures in their order.
-    """
-
-    title: str
-    figures: Sequence[Figure]
-
-    @property
-    def folded(self) -> bool:
-        """Whether the figures are shown only when asked for."""
-        return len(self.figures) > MOST_FIGURES
-
-
-@dataclass(frozen=True)
-class Section:
-    """Section of a benchmark.
-
-    Attributes:
-        title: Name of the benchmark.
-        anchor: Anchor of the section.
-        tables: Tables of the benchmark.
-        parts: Figures of the benchmark.
-        not_compared: Groups that are in no comparison.
-    """
-
-    title: str
-    anchor: str
-    tables: Sequence[Table]
-    parts: Sequence[Part]
-    not_compared: Sequence[Group]
+# Values that a template shows, by name.
+Values = dict[str, object]
 
 
 def render(
@@ -136,26 +52,21 @@ def render(
     Returns:
         The page as HTML.
     """
-    from jinja2 import Environment, StrictUndefined
-    from jinja2.loaders import FunctionLoader
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    templates = files("sgp.report").joinpath("templates")
+    loader = PackageLoader("sgp.report")
     environment = Environment(
-        loader=FunctionLoader(lambda name: templates.joinpath(name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    benchmarks = list(dict.fromkeys(each.benchmark for each in groups))
-    script = templates.joinpath("page.js").read_text(encoding="utf-8")
+    benchmarks = {each.benchmark: words.name_benchmark(each.benchmark) for each in groups}
+    script, _, _ = loader.get_source(environment, "page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs, methods = sum(len(each.runs) for each in groups), len({each.method for each in groups})
     return environment.get_template("page.html").render(
         title="Continual learning results",
         subtitle=f"{words.format_count(runs, 'run')} of {words.format_count(methods, 'method')} on "
-        + ", ".join(map(words.name_benchmark, benchmarks)),
+        + ", ".join(benchmarks.values()),
         version=sgp.__version__,
         colours=palette.EVERY,
         # The page's security policy allows this script and no other.
@@ -166,7 +77,14 @@ def render(
         sections=[_make_section(name, groups, tables, figures) for name in benchmarks],
         tables=[table for table in tables if not table.benchmark],
         left_out=[(words.remove_control_characters(str(each.path)), mark_code(each.reason)) for each in left_out],
-        groups=[_describe_group(each, out) for each in groups],
+        groups=[
+            {
+                "group": each,
+                "title": f"{benchmarks[each.benchmark]}: {each.title}, {each.repeats}",
+                "runs": [_describe_run(run, out) for run in each.runs],
+            }
+            for each in groups
+        ],
     )
 
 
@@ -181,80 +99,82 @@ def mark_code(text: str) -> Markup:
 
 def _make_section(
     benchmark: str, groups: Sequence[Group], tables: Sequence[Table], figures: Sequence[Figure]
-) -> Section:
-    own = [figure for figure in figures if figure.benchmark == benchmark]
-    parts = [Part(title, list(some)) for title, some in groupby(_sort_by_section(own), key=lambda each: each.section)]
-    mine = [table for table in tables if table.benchmark == benchmark]
-    all_groups = [each for each in groups if each.benchmark == benchmark]
-    compared = {each.number for comparison in find_comparisons(all_groups) for each in comparison.methods}
-    not_compared = [each for each in all_groups if each.number not in compared]
-    return Section(words.name_benchmark(benchmark), _make_anchor(benchmark), mine, parts, not_compared)
-
-
-def _sort_by_section(figures: Sequence[Figure]) -> list[Figure]:
-    """Return figures sorted by the first figure of their section."""
-    order = list(dict.fromkeys(figure.section for figure in figures))
-    return sorted(figures, key=lambda figure: order.index(figure.section))
+) -> Values:
+    """Return the section of a benchmark: its tables, its figures by kind, and the groups that are in no comparison."""
+    by_section: dict[str, list[Figure]] = {}
+    for figure in figures:
+        if figure.benchmark == benchmark:
+            by_section.setdefault(figure.section, []).append(figure)
+    own = [each for each in groups if each.benchmark == benchmark]
+    compared = {each.number for comparison in find_comparisons(own) for each in comparison.methods}
+    return {
+        "title": words.name_benchmark(benchmark),
+        "anchor": _make_anchor(benchmark),
+        "tables": [table for table in tables if table.benchmark == benchmark],
+        "parts": [
+            {"title": title, "figures": some, "folded": len(some) > MOST_FIGURES} for title, some in by_section.items()
+        ],
+        "not_compared": [each for each in own if each.number not in compared],
+    }
 
 
 def _make_anchor(benchmark: str) -> str:
     return "benchmark-" + "".join(each if each.isascii() and each.isalnum() else "-" for each in benchmark)
 
 
-def _make_card(groups: Sequence[Group]) -> Card:
+def _make_card(groups: Sequence[Group]) -> Values:
     """Return the summary of a benchmark: the best method among those that followed the same protocol."""
     compared = find_comparisons(groups)[0].methods
+    if groups[0].is_game and not all(map(games.get_rewards, compared)):
+        best, values = compared[0], _summarize_without_scale(compared)
+    else:
+        best, values = _rank_methods(compared, groups)
+    return values | {
+        "title": words.name_benchmark(best.benchmark),
+        "anchor": _make_anchor(best.benchmark),
+        "link": best.anchor,
+        "warning": f"Partial runs: {best.partial}. They cannot be compared with the paper." if best.partial else "",
+    }
+
+
+def _rank_methods(compared: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, Values]:
+    """Return the best method, and the values of a summary that ranks all."""
     is_game = groups[0].is_game
-    if is_game and not all(map(games.get_rewards, compared)):
-        return _make_card_without_scale(compared)
     scores = {each.number: mean(games.get_rewards(each)) if is_game else each.acc for each in compared}
     ranked = sorted(compared, key=lambda each: -scores[each.number])
     names, digits = make_labels(compared), 2 if is_game else 1
     best = next((each for each in ranked if each.method not in BOUNDS), ranked[0])
     whole = max(len(best.first.names), 1) if is_game else 100.0
     value = words.format_number(scores[best.number], digits)
-    return Card(
-        title=words.name_benchmark(best.benchmark),
-        anchor=_make_anchor(best.benchmark),
-        value=value if is_game else f"{value} %",
-        unit=f"of {len(best.first.names)} accumulated reward" if is_game else "average accuracy",
-        link=best.anchor,
-        sentence=_make_sentence(best, ranked, names, scores, digits),
-        ranking=[
-            Rank(
-                names[each.number],
-                words.format_number(scores[each.number], digits),
-                round(max(0.0, min(100.0, 100 * scores[each.number] / whole)), 1),
-                palette.EVERY.index(palette.choose_look(each.method)[0]),
-                each.anchor,
-            )
+    return best, {
+        "value": value if is_game else f"{value} %",
+        "unit": f"of {len(best.first.names)} accumulated reward" if is_game else "average accuracy",
+        "sentence": _make_sentence(best, ranked, names, scores, digits),
+        "ranking": [
+            {
+                "label": names[each.number],
+                "value": words.format_number(scores[each.number], digits),
+                "width": round(max(0.0, min(100.0, 100 * scores[each.number] / whole)), 1),
+                "colour": palette.EVERY.index(palette.choose_look(each.method)[0]),
+                "link": each.anchor,
+            }
             for each in ranked
         ],
-        ranking_title="Accumulated reward of each method" if is_game else "Average accuracy of each method, in percent",
-        facts=_list_facts(best, groups),
-        warning=_make_warning(best),
-    )
+        "ranking_title": "Accumulated reward of each method"
+        if is_game
+        else "Average accuracy of each method, in percent",
+        "facts": _list_facts(best, groups),
+    }
 
 
-def _make_card_without_scale(compared: Sequence[Group]) -> Card:
-    """Return the summary of games whose scores cannot be added up, so that no method is ahead."""
-    first = compared[0]
-    return Card(
-        title=words.name_benchmark(first.benchmark),
-        anchor=_make_anchor(first.benchmark),
-        value=words.format_count(len(first.first.names), "game"),
-        unit=f"learned by {words.format_count(len({each.method for each in compared}), 'method')}",
-        link=first.anchor,
-        sentence="The accumulated reward is unknown, because a game has no scale; the scores are in the table.",
-        ranking=[],
-        ranking_title="",
-        facts=[],
-        warning=_make_warning(first),
-    )
-
-
-def _make_warning(group: Group) -> str:
-    return f"Partial runs: {group.partial}. They cannot be compared with the paper." if group.partial else ""
+def _summarize_without_scale(compared: Sequence[Group]) -> Values:
+    """Return the values of a summary of games whose scores cannot be added up, so that no method is ahead."""
+    return {
+        "value": words.format_count(len(compared[0].first.names), "game"),
+        "unit": f"learned by {words.format_count(len({each.method for each in compared}), 'method')}",
+        "sentence": "The accumulated reward is unknown, because a game has no scale; the scores are in the table.",
+        "ranking": [],
+    }
 
 
 def _make_sentence(
@@ -273,28 +193,17 @@ def _make_sentence(
 
 def _list_facts(best: Group, groups: Sequence[Group]) -> list[tuple[str, str]]:
     facts = []
-    if best.bwts if not best.is_game else []:
-        moved = mean(best.bwts)
-        facts.append(("Forgets", f"{words.format_number(max(0.0, -moved), 1)} points"))
+    if best.bwts and not best.is_game:
+        facts.append(("Forgets", f"{words.format_number(max(0.0, -mean(best.bwts)), 1)} points"))
     reference = find_reference(best, groups)
     if reference is not None and reference is not best and reference.seconds:
         facts.append(("Time against GPM", f"{best.seconds / reference.seconds:.2f} ×"))
-    facts.append(("Time", span(best.seconds)))
-    facts.append(("Extra memory", words.format_size(best.extra_bytes)))
-    facts.append(("Rests on", best.repeats))
-    published = best.published
-    if "acc" in published:
-        deviation = f" ± {published['acc_std']:.2f}" if "acc_std" in published else ""
-        facts.append(("Paper", f"{published['acc']:.2f}{deviation} %"))
+    size = words.format_size(best.extra_bytes)
+    facts += [("Time", span(best.seconds)), ("Extra memory", size), ("Rests on", best.repeats)]
+    if "acc" in best.published:
+        published = words.format_deviation(best.published["acc"], best.published.get("acc_std"), 2)
+        facts.append(("Paper", f"{published} %"))
     return facts
-
-
-def _describe_group(group: Group, out: Path) -> dict[str, object]:
-    return {
-        "group": group,
-        "title": f"{words.name_benchmark(group.benchmark)}: {group.title}, {group.repeats}",
-        "runs": [_describe_run(run, out) for run in group.runs],
-    }
 
 
 def _describe_run(run: Run, out: Path) -> dict[str, str]:

@@ -1,8 +1,11 @@
-"""Kinds of plots. Each is data that can be drawn, described point by point, and written as a table."""
+"""Kinds of plots. Each is data that can be drawn, described point by point, and written as a table.
+
+A drawing has the height of its figure in inches. `draw` draws it into axes of matplotlib and returns the description of
+each point of a group of marks, by the id of the group; `header` and `values` are a table of all values.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,32 +21,6 @@ MOST_NUMBERS = 12
 MANY_POINTS = 40
 # Line styles of the second and later lines of one colour: a method with several settings.
 LINE_STYLES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
-
-
-class Drawing(ABC):
-    """Content of the axes of a figure."""
-
-    height: float = 2.6
-    """Height of the figure in inches."""
-
-    @abstractmethod
-    def draw(self, axes: Axes) -> dict[str, list[str]]:
-        """Draw into axes.
-
-        Args:
-            axes: Axes of matplotlib.
-
-        Returns:
-            Description of each point of a group of marks, by the id of the group.
-        """
-
-    @abstractmethod
-    def header(self) -> list[str]:
-        """Return the titles of the columns of the values."""
-
-    @abstractmethod
-    def values(self) -> list[list[str]]:
-        """Return all values in rows."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +49,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Lines(Drawing):
+class Lines:
     """Series over an axis.
 
     Attributes:
@@ -98,6 +75,7 @@ class Lines(Drawing):
     height: float = 2.6
 
     def draw(self, axes: Axes) -> dict[str, list[str]]:
+        """Draw into axes, and return the descriptions of points."""
         tips = {}
         looks: list[tuple[Colour, str, str]] = []
         for number, each in enumerate(self.series):
@@ -144,24 +122,29 @@ class Lines(Drawing):
     def _format_x(self, value: float) -> str:
         return self.ticks.get(value, f"{value:g}")
 
-    def _format_y(self, value: float) -> str:
-        return f"{value:.3g}" if self.log_y else words.format_number(value, self.digits)
+    def _format_y(self, value: float, deviation: float | None = None) -> str:
+        if self.log_y:
+            return f"{value:.3g}" + ("" if deviation is None else f" ± {deviation:.{self.digits}f}")
+        return words.format_deviation(value, deviation, self.digits)
 
     def _describe(self, each: Series, point: int) -> str:
-        text = f"{each.label}; {self.x} {self._format_x(each.xs[point])}: {self._format_y(each.ys[point])}"
-        if len(each.deviations):
-            text += f" ± {each.deviations[point]:.{self.digits}f}"
-        return f"{text}; {each.notes[point]}" if each.notes else text
+        note = f"; {each.notes[point]}" if each.notes else ""
+        return f"{each.label}; {self.x} {self._format_x(each.xs[point])}: {self._format_point(each, point)}{note}"
+
+    def _format_point(self, each: Series, point: int) -> str:
+        return self._format_y(each.ys[point], each.deviations[point] if len(each.deviations) else None)
 
     def header(self) -> list[str]:
+        """Return the titles of the columns of the values."""
         return ["", self.x, self.y]
 
     def values(self) -> list[list[str]]:
-        rows = []
-        for each in self.series:
-            for point, (x, y) in enumerate(zip(each.xs, each.ys, strict=True)):
-                deviation = f" ± {each.deviations[point]:.{self.digits}f}" if len(each.deviations) else ""
-                rows.append([each.label, self._format_x(x), self._format_y(y) + deviation])
+        """Return all values in rows."""
+        rows = [
+            [each.label, self._format_x(x), self._format_point(each, point)]
+            for each in self.series
+            for point, x in enumerate(each.xs)
+        ]
         return rows + [[name, "", self._format_y(level)] for name, level, _ in self.levels]
 
 
@@ -185,7 +168,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Bars(Drawing):
+class Bars:
     """Horizontal bars, the first on top.
 
     Attributes:
@@ -201,11 +184,12 @@ class Bars(Drawing):
     baseline: float | None = None
 
     @property
-    def height(self) -> float:  # type: ignore[override]
+    def height(self) -> float:
         """Height of the figure in inches."""
         return 0.8 + 0.26 * len(self.bars)
 
     def draw(self, axes: Axes) -> dict[str, list[str]]:
+        """Draw into axes, and return the descriptions of points."""
         tips = {}
         places = [-number for number in range(len(self.bars))]
         for number, (place, bar) in enumerate(zip(places, self.bars, strict=True)):
@@ -213,20 +197,12 @@ class Bars(Drawing):
             (patch,) = axes.barh(place, bar.value, height=0.62, color=bar.colour.light, linewidth=0, **error)
             patch.set_gid(f"mark-{number}")
             tips[f"mark-{number}"] = [self._describe(bar)]
-        marked = [
-            (place, bar.published) for place, bar in zip(places, self.bars, strict=True) if bar.published is not None
-        ]
+        marked = {
+            place: bar.published for place, bar in zip(places, self.bars, strict=True) if bar.published is not None
+        }
         if marked:
-            axes.plot(
-                [value for _, value in marked],
-                [place for place, _ in marked],
-                linestyle="none",
-                marker="|",
-                markersize=13,
-                markeredgewidth=2,
-                color=palette.INK.light,
-                label="paper",
-            )
+            mark = {"linestyle": "none", "marker": "|", "markersize": 13, "markeredgewidth": 2, "label": "paper"}
+            axes.plot(list(marked.values()), list(marked), color=palette.INK.light, **mark)
         if self.baseline is not None:
             axes.axvline(self.baseline, color=palette.MUTED.light, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.set_yticks(places, [bar.label for bar in self.bars])
@@ -235,27 +211,32 @@ class Bars(Drawing):
         axes.grid(visible=False, axis="y")
         return tips
 
+    def _format_bar(self, bar: Bar) -> str:
+        return words.format_deviation(bar.value, bar.deviation or None, self.digits)
+
     def _describe(self, bar: Bar) -> str:
-        text = f"{bar.label}: {words.format_number(bar.value, self.digits)}"
-        text += f" ± {bar.deviation:.{self.digits}f}" if bar.deviation else ""
+        text = f"{bar.label}: {self._format_bar(bar)}"
         return f"{text}; paper {bar.published:.{self.digits}f}" if bar.published is not None else text
 
     def header(self) -> list[str]:
+        """Return the titles of the columns of the values."""
         return ["", self.x, "paper"] if any(bar.published is not None for bar in self.bars) else ["", self.x]
 
     def values(self) -> list[list[str]]:
-        wide = len(self.header()) == 3
-        rows = []
-        for bar in self.bars:
-            deviation = f" ± {bar.deviation:.{self.digits}f}" if bar.deviation else ""
-            row = [bar.label, words.format_number(bar.value, self.digits) + deviation]
-            published = "" if bar.published is None else f"{bar.published:.{self.digits}f}"
-            rows.append([*row, published] if wide else row)
-        return rows
+        """Return all values in rows."""
+        width = len(self.header())
+        return [
+            [
+                bar.label,
+                self._format_bar(bar),
+                "" if bar.published is None else f"{bar.published:.{self.digits}f}",
+            ][:width]
+            for bar in self.bars
+        ]
 
 
 @dataclass(frozen=True)
-class Heat(Drawing):
+class Heat:
     """The lower triangle of a matrix: rows after each task, columns for each task.
 
     Attributes:
@@ -271,6 +252,7 @@ class Heat(Drawing):
     height: float = 3.2
 
     def draw(self, axes: Axes) -> dict[str, list[str]]:
+        """Draw into axes, and return the descriptions of points."""
         from matplotlib import colormaps
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
@@ -313,9 +295,11 @@ class Heat(Drawing):
         return name if name.startswith("task ") else f"task {task + 1} ({name})"
 
     def header(self) -> list[str]:
+        """Return the titles of the columns of the values."""
         return ["after", *(str(number) for number in range(1, len(self.matrix) + 1))]
 
     def values(self) -> list[list[str]]:
+        """Return all values in rows."""
         width = len(self.matrix)
         return [
             [self._name_task(after), *(f"{value:.1f}" for value in row), *[""] * (width - len(row))]
@@ -341,7 +325,7 @@ class Figure:
 
     name: str
     title: str
-    drawing: Drawing
+    drawing: Lines | Bars | Heat
     caption: str = ""
     section: str = ""
     benchmark: str = ""

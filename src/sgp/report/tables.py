@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,20 @@ class Cell:
     link: str = ""
     note: str = ""
     tone: str = ""
+
+
+def make_cell(value: float | None, text: str | Callable[[float], str], link: str = "", note: str = "") -> Cell:
+    """Return the cell of a number, or an empty cell without one.
+
+    Args:
+        value: Number to sort by.
+        text: Text of the number, or a function that formats it.
+        link: Anchor of the runs behind the number.
+        note: Short remark beside the text.
+    """
+    if value is None:
+        return Cell()
+    return Cell(text if isinstance(text, str) else text(value), value, link, note)
 
 
 @dataclass(frozen=True)
@@ -97,17 +111,15 @@ def make_paper_table(benchmark: str, groups: Sequence[Group]) -> Table | None:
     outcomes = reproduce([run.record for each in groups for run in each.runs], cells).outcomes
     anchors = {run.path: each.anchor for each in groups for run in each.runs}
     has_capacity = any("capacity" in cell.numbers for cell in cells)
+    own, theirs = ("Capacity (%)", "capacity (%)") if has_capacity else ("BWT (%)", "BWT (%)")
     columns = [Column("Method", numeric=False), Column("Runs"), Column("ACC (%)"), Column("Paper: ACC (%)", paper=True)]
-    columns += [Column("z of ACC"), Column("BWT (%)")]
-    if has_capacity:
-        columns += [Column("Capacity (%)"), Column("Paper: capacity (%)", paper=True)]
-    else:
-        columns += [Column("Paper: BWT (%)", paper=True), Column("z of BWT")]
+    columns += [Column("z of ACC"), Column("BWT (%)"), *([Column(own)] if has_capacity else [])]
+    columns += [Column(f"Paper: {theirs}", paper=True), *([] if has_capacity else [Column("z of BWT")])]
     columns += [Column("Status", numeric=False)]
-    rows = []
-    for outcome in outcomes:
-        link = anchors[outcome.runs[0].path] if outcome.runs else ""
-        rows.append(_make_paper_row(outcome, link, has_capacity=has_capacity))
+    rows = [
+        _make_paper_row(each, anchors[each.runs[0].path] if each.runs else "", has_capacity=has_capacity)
+        for each in outcomes
+    ]
     title = f"Table {cells[0].table[-1]} of the paper: {words.name_benchmark(benchmark)}"
     note = f"{EXPLANATION} {explain_spread(outcomes)}".strip()
     note += " Numbers in brackets are of partial runs, and not compared."
@@ -115,45 +127,37 @@ def make_paper_table(benchmark: str, groups: Sequence[Group]) -> Table | None:
 
 
 def _make_paper_row(outcome: Outcome, link: str, *, has_capacity: bool) -> list[Cell]:
-    numbers = outcome.cell.numbers
-    runs = outcome.runs
-    ours = {
-        "acc": words.format_spread([run.acc for run in runs], 2) if runs else "",
-        "bwt": "" if outcome.bwt is None else words.format_number(outcome.bwt, 2),
-        "capacity": "" if outcome.capacity is None else f"{outcome.capacity:.0f}",
-    }
-    values = {"acc": outcome.acc, "bwt": outcome.bwt, "capacity": outcome.capacity}
-    if outcome.status == "partial":
-        ours = {name: f"({text})" if text else "" for name, text in ours.items()}
-    own = {name: Cell(text, values[name], link) if text else Cell() for name, text in ours.items()}
-    stands_in = "" if "acc_std" in numbers else "~"
-    tone = {"agrees": "good", "off": "off"}.get(outcome.status, "")
+    numbers, runs = outcome.cell.numbers, outcome.runs
+    brackets = "({})" if outcome.status == "partial" else "{}"
+
+    def make_own(value: float | None, text: Callable[[float], str]) -> Cell:
+        return make_cell(value, lambda number: brackets.format(text(number)), link)
+
     cells = [
         Cell(words.name_method(outcome.cell.method)),
         Cell(str(len(runs)), len(runs), link) if runs else Cell(),
-        own["acc"],
+        make_own(outcome.acc, lambda _: words.format_spread([run.acc for run in runs], 2)),
         _make_published_cell(numbers, "acc", 1.0, 2),
-        _make_z_cell(outcome.acc_z, stands_in),
-        own["bwt"],
+        _make_z_cell(outcome.acc_z, "" if "acc_std" in numbers else "~"),
+        make_own(outcome.bwt, lambda value: words.format_number(value, 2)),
     ]
     if has_capacity:
-        cells += [own["capacity"], _make_published_cell(numbers, "capacity", 1.0, 0)]
+        cells += [make_own(outcome.capacity, "{:.0f}".format), _make_published_cell(numbers, "capacity", 1.0, 0)]
     else:
         cells += [_make_published_cell(numbers, "bwt", 100.0, 0), _make_z_cell(outcome.bwt_z)]
+    tone = {"agrees": "good", "off": "off"}.get(outcome.status, "")
     return [*cells, Cell(outcome.status, tone=tone, note=", ".join(outcome.differences))]
 
 
 def _make_z_cell(z: float | None, mark: str = "") -> Cell:
-    return Cell() if z is None else Cell(words.format_signed(z, 1) + mark, z)
+    return make_cell(z, lambda value: words.format_signed(value, 1) + mark)
 
 
 def _make_published_cell(numbers: Mapping[str, float], name: str, scale: float, digits: int) -> Cell:
     if name not in numbers:
         return Cell()
-    value = scale * numbers[name]
-    text = words.format_number(value, digits)
-    deviation = numbers.get(f"{name}_std")
-    return Cell(text if deviation is None else f"{text} ± {scale * deviation:.{digits}f}", value)
+    value, deviation = scale * numbers[name], numbers.get(f"{name}_std")
+    return Cell(words.format_deviation(value, None if deviation is None else scale * deviation, digits), value)
 
 
 def make_results(benchmark: str, groups: Sequence[Group]) -> Table:
@@ -188,20 +192,23 @@ def make_name_cell(each: Group) -> Cell:
 
 def _make_result_row(each: Group, groups: Sequence[Group], *, has_capacity: bool) -> list[Cell]:
     link, bwts = each.anchor, each.bwts
-    cells = [make_name_cell(each), Cell(words.format_spread(each.accs, 2), each.acc, link)]
-    cells.append(Cell(words.format_spread(bwts, 2), sum(bwts) / len(bwts), link) if bwts else Cell())
-    cells.append(Cell(each.repeats, len(each.runs), link))
-    if has_capacity:
-        cells.append(Cell(f"{each.capacity:.0f}", each.capacity, link))
     reference = find_reference(each, groups)
-    if reference is None or reference is each:
-        cells.append(Cell())
-    else:
-        transfer = compute_relative_transfer(each, reference)
-        cells.append(Cell(words.format_signed(transfer, 2), transfer, link))
-    cells.append(Cell(span(each.seconds), each.seconds, link))
-    cells.append(Cell(words.format_size(each.extra_bytes), each.extra_bytes, link))
-    return cells
+    transfer = None if reference in (None, each) else compute_relative_transfer(each, reference)
+    return [
+        make_name_cell(each),
+        Cell(words.format_spread(each.accs, 2), each.acc, link),
+        Cell(words.format_spread(bwts, 2), sum(bwts) / len(bwts), link) if bwts else Cell(),
+        Cell(each.repeats, len(each.runs), link),
+        *([Cell(f"{each.capacity:.0f}", each.capacity, link)] if has_capacity else []),
+        make_cell(transfer, lambda value: words.format_signed(value, 2), link),
+        *make_cost_cells(each),
+    ]
+
+
+def make_cost_cells(each: Group) -> list[Cell]:
+    """Return the cells of a group's time and memory."""
+    size = words.format_size(each.extra_bytes)
+    return [Cell(span(each.seconds), each.seconds, each.anchor), Cell(size, each.extra_bytes, each.anchor)]
 
 
 def make_times(groups: Sequence[Group]) -> Table | None:
@@ -221,17 +228,16 @@ def make_times(groups: Sequence[Group]) -> Table | None:
         ratio = each.seconds / reference.seconds if reference.seconds else None
         memory = each.extra_bytes / reference.extra_bytes if reference.extra_bytes else None
         published = paper.times(each.benchmark).get(each.method) if not each.partial and not each.changes else None
+        difference = None if ratio is None or published is None else ratio - published
         rows.append(
             [
                 make_name_cell(each),
                 Cell(words.name_benchmark(each.benchmark)),
                 Cell(each.repeats, len(each.runs), each.anchor),
-                Cell() if ratio is None else Cell(f"{ratio:.2f}", ratio, each.anchor),
-                Cell() if published is None else Cell(f"{published:.2f}", published),
-                Cell()
-                if ratio is None or published is None
-                else Cell(words.format_signed(ratio - published, 2), ratio - published),
-                Cell() if memory is None else Cell(f"{memory:.3f}", memory, each.anchor),
+                make_cell(ratio, "{:.2f}".format, each.anchor),
+                make_cell(published, "{:.2f}".format),
+                make_cell(difference, lambda value: words.format_signed(value, 2)),
+                make_cell(memory, "{:.3f}".format, each.anchor),
             ]
         )
     if not rows:
@@ -304,28 +310,24 @@ def make_settings(groups: Sequence[Group]) -> Table:
     """
     rows = []
     for each in groups:
-        config = each.first.config
+        config, values = each.first.config, each.first.settings
         theirs = configure(config.benchmark, config.method).flat()
-        own = config.method_settings
-        shown = ["lr"] if own is None else ["lr", "epochs", "batch", *vars(own)]
-        ours = {name: words.format_value(each.first.settings[name]) for name in shown if name in each.first.settings}
-        rest = {
-            name: words.format_value(value)
-            for name, value in each.first.settings.items()
-            if name not in ours and name in theirs and theirs[name] != value and name not in (*KNOWN_ELSEWHERE,)
-        }
-        published = {name: words.format_value(theirs[name]) for name in [*ours, *rest] if name in theirs}
+        shown = ["lr"] if config.method_settings is None else ["lr", "epochs", "batch", *vars(config.method_settings)]
+        names = [name for name in shown if name in values]
+        names += [
+            name
+            for name in values
+            if name not in (*names, *KNOWN_ELSEWHERE) and name in theirs and theirs[name] != values[name]
+        ]
+        ours = {name: words.format_value(values[name]) for name in names}
+        published = {name: words.format_value(theirs[name]) for name in names if name in theirs}
+        different = {name: value for name, value in published.items() if value != ours[name]}
         rows.append(
             [
                 Cell(words.name_method(each.method), link=each.anchor),
                 Cell(words.name_benchmark(each.benchmark)),
-                Cell("; ".join(f"{name}: {value}" for name, value in (ours | rest).items())),
-                Cell(
-                    "; ".join(
-                        f"{name}: {value}" for name, value in published.items() if value != (ours | rest).get(name)
-                    )
-                    or "the same"
-                ),
+                Cell(_list_values(ours)),
+                Cell(_list_values(different) or "the same"),
             ]
         )
     columns = [
@@ -337,6 +339,10 @@ def make_settings(groups: Sequence[Group]) -> Table:
     title = "Table 4 of the paper: hyper-parameters"
     note = "The paper's are those of the preset “paper”; on benchmarks that it does not have, this package's own."
     return Table("table4-settings", title, columns, rows, note, sortable=False)
+
+
+def _list_values(values: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in values.items())
 
 
 # Settings of the run itself, which are in other columns.

@@ -54,10 +54,14 @@ def format_signed(value: float, digits: int) -> str:
     return text if text.startswith(MINUS) or float(text) == 0 else f"+{text}"
 
 
+def format_deviation(value: float, deviation: float | None, digits: int) -> str:
+    """Return a number and its standard deviation, if there is one, as text."""
+    return format_number(value, digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+
+
 def format_spread(values: Sequence[float], digits: int) -> str:
     """Return mean and sample standard deviation as text. A single value has no deviation."""
-    text = format_number(mean(values), digits)
-    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
+    return format_deviation(mean(values), stdev(values) if len(values) > 1 else None, digits)
 
 
 def format_count(amount: int, noun: str) -> str:
