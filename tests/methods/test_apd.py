@@ -1,7 +1,5 @@
 """APD: steps minimize its objective, old weights stay where they were, and common parts are stored once."""
 
-import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from torch.optim import SGD, Adam
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from experiments.small import run, run_with_stops, small, trace
 
 from sgp.methods import Batch, Moment
 from sgp.methods.apd import APD, APDSettings, Decomposed, cluster
@@ -227,39 +224,12 @@ def test_groups_are_formed_every_so_many_tasks_and_outputs_contain_their_parts()
             torch.testing.assert_close(method._get_tensors(task)[name], whole, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("preset", ["paper", "reference"])
-def test_a_run_that_was_stopped_ends_with_the_same_bits(preset: str, tmp_path: Path) -> None:
-    config = small("apd", preset=preset, group_every=2)
-    whole = run(tmp_path / "whole", config)
-    assert len(whole.accuracies) == 3
-    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 1), (2, 2))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-
-
 def test_the_learning_rate_decays_by_epoch() -> None:
     method = make_method(lr_decay=0.5)
     method.begin_task(0, [make_batch(0)])
     optimizer = method.build_optimizer(SGD, 0.4)
     method.step(make_batch(0), 0, Moment(2, 0.0, 0.0), optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("l1", -1),
-        ("weight_decay", math.nan),
-        ("approx", 0),
-        ("mask_start", math.inf),
-        ("lr_decay", 0),
-        ("group_every", -1),
-        ("group_centroids", 0),
-        ("group_gap", -1e-3),
-    ],
-)
-def test_invalid_settings_raise_errors_with_their_names(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
-        APDSettings(**{name: value})
 
 
 def test_proximal_steps_require_sgd() -> None:

@@ -344,29 +344,6 @@ def test_layers_that_no_pattern_fits_do_not_grow() -> None:
     assert method.count_units() == {"hidden.0": 17, "hidden.1": 10}
 
 
-@pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
-def test_a_method_resumes_from_its_state_to_the_bit_inside_a_task(kind: str) -> None:
-    settings: dict[str, Any] = {"loss_limit": 0.0, "split_limit": 0.0, "split_units": 2}
-    whole, shape = make_method(kind, **settings), get_shape(kind)
-    learn(whole, 0, shape)
-    consolidate(whole, 0, shape)
-    learn(whole, 1, shape)
-    resumed = make_method(kind, **settings)
-    resumed.load_state_dict(whole.state_dict())
-    resumed.network.load_state_dict(whole.network.state_dict())
-    for method in (whole, resumed):
-        optimizer = method.build_optimizer(torch.optim.SGD, 0.1)
-        method.attach(optimizer)
-        torch.manual_seed(5)
-        method.network.train()
-        method.step(make_batch(1, shape), 1, START, optimizer)
-        consolidate(method, 1, shape)
-    assert resumed.count_units() == whole.count_units()
-    for task in (0, 1):
-        assert torch.equal(get_logits(resumed, task, shape), get_logits(whole, task, shape))
-    assert (resumed.compute_capacity(), resumed.count_bytes()) == (whole.compute_capacity(), whole.count_bytes())
-
-
 def test_weights_of_the_previous_task_are_stored_only_inside_a_task() -> None:
     method = make_after_first_task()
     assert method.count_bytes()["weights before the task"] == 0
@@ -381,25 +358,6 @@ def test_a_network_without_hidden_layers_raises_an_error_before_training() -> No
     method = DEN(MLP((12,), (3, 2)), DENSettings(), exclude=["heads.*"])
     with pytest.raises(ValueError, match="den has nothing to grow in MLP"):
         learn(method, 0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [
-        *((name, -1.0, f"{name} must be at least 0 and finite, got -1.0") for name in ("l1", "l2", "head_l1", "drift")),
-        ("loss_limit", float("nan"), "loss_limit must be at least 0 and finite, got nan"),
-        ("group_lasso", float("inf"), "group_lasso must be at least 0 and finite, got inf"),
-        ("split_limit", -0.5, "split_limit must be at least 0 and finite, got -0.5"),
-        ("expand_units", -1, "expand_units must be at least 0, got -1"),
-        ("split_units", {"fc*": -3}, "split_units must be at least 0, got -3"),
-        ("head_epochs", 0, "head_epochs must be at least 1, got 0"),
-        ("expand_epochs", 0, "expand_epochs must be at least 1, got 0"),
-        ("split_epochs", -1, "split_epochs must be at least 1, got -1"),
-    ],
-)
-def test_invalid_settings_raise_errors(setting: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DENSettings(**{setting: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("setting", ["expand_units", "split_units"])

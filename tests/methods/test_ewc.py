@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sgp.methods import METHODS, Batch
 from sgp.methods.ewc import EWC, EWCSettings
 from sgp.methods.fisher import compute_sample_fisher
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP
 
 WIDTHS = (6, 8)
 
@@ -326,22 +326,6 @@ def test_a_task_with_one_class_protects_nothing() -> None:
     assert all(torch.equal(method.anchor[name], weight) for name, weight in method.get_penalized().items())
 
 
-@pytest.mark.parametrize("fisher", ["sample", "batch"])
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_a_step_works_on_convolutional_and_residual_networks(kind: Any, fisher: str) -> None:
-    torch.manual_seed(0)
-    net = kind((3, 32, 32), (2, 4))
-    method = EWC(net, EWCSettings(fisher=fisher, fisher_mode="train"), exclude=["heads.*"])  # type: ignore[arg-type]
-    inputs, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1])
-    method.consolidate([(inputs, labels)], lambda b: -F.cross_entropy(net(b[0], 0), b[1], reduction="none"))
-    assert all(value.any() for value in method.importance.values())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    method.attach(optimizer)
-    F.cross_entropy(net(inputs, 1), labels).backward()
-    optimizer.step()
-    assert all(torch.isfinite(weight).all() for weight in net.parameters())
-
-
 def test_bytes_are_those_of_the_state() -> None:
     method = make_method()
     assert method.count_bytes() == {"fisher": 0, "anchors": 0}
@@ -357,43 +341,6 @@ def test_a_state_of_another_network_raises_an_error() -> None:
     other = EWC(MLP((6, 9), (3, 2)), EWCSettings(), exclude=["heads.*"])
     with pytest.raises(ValueError, match=r"another network: 'hidden.0.weight' \(8, 6\)"):
         other.load_state_dict(method.state_dict())
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *({"strength": -1.0}, {"strength": math.nan}, {"strength": math.inf}, {"fisher_batch": 0}, {"decay": 1.5}),
-        *({"merge": "sum"}, {"fisher": "samples"}, {"penalty_step": "none"}),
-        *({"clip_norm": 0.0}, {"clip_norm": math.nan}),
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        EWCSettings(**bad)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("split", {}),
-        ("split", {"preset": "reference", "strength": 50.0}),
-        ("permuted", {"fisher_labels": "drawn", "merge": "online"}),
-    ],
-    ids=str,
-)
-def test_a_run_learns_and_resumes_to_the_bit(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, run_with_stops, small, trace
-
-    config = small("ewc", kind=kind, tasks=2, **settings)
-    whole = run(tmp_path / "whole", config)
-    assert whole.accuracies[0][0] > 80
-    # Inside the first task and inside the second, after a checkpoint of each.
-    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 2))
-    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
 
 
 def test_one_task_alone_is_finetuning(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.methods import METHODS, Batch, Moment
 from sgp.methods.fs_dgpm import FSDGPM, FSDGPMSettings
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP
 from sgp.projection import Subspace
 
 WIDTHS = (12, 16, 8)
@@ -393,32 +392,6 @@ def test_momentum_and_clipping_are_those_of_torch() -> None:
     assert all(float(step.abs().max()) <= 1e-4 for step in clipped.values())
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "clip": 2.0, "second_order": True}])
-def test_a_run_resumes_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
-    whole, stopped = learn_tasks(1, **settings), learn_tasks(1, **settings)
-    optimizers = []
-    for method in (whole, stopped):
-        torch.manual_seed(4)
-        optimizers.append(train(method, 1))
-    resumed = make_method(**settings)
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
-    remembered, optimizers[1] = get_optimizer_state(optimizers[1]), resumed.build_optimizer(torch.optim.SGD, 0.05)
-    resumed.attach(optimizers[1])
-    restore_optimizer_state(optimizers[1], remembered)
-    for method, optimizer in zip((whole, resumed), optimizers, strict=True):
-        torch.manual_seed(6)
-        for batch in make_batches(1):
-            method.step(batch, 1, LATER, optimizer)
-        consolidate(method, 1)
-        train(method, 2)
-        consolidate(method, 2)
-    for name, value in whole.trained_module.state_dict().items():
-        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
-    assert whole.count_bytes() == resumed.count_bytes()
-    assert whole.measure_free() == resumed.measure_free()
-
-
 def list_tensors(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state]
@@ -434,50 +407,6 @@ def test_bytes_are_those_of_the_state() -> None:
         tensor.nbytes for tensor in list_tensors(method.state_dict())
     )
     assert method.count_bytes()["data"] == 50 * (4 * WIDTHS[0] + 8 + 8)
-
-
-@pytest.mark.parametrize("second_order", [False, True])
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_it_works_on_networks_with_convolutions(kind: type[nn.Module], second_order: bool) -> None:
-    torch.manual_seed(0)
-    method = make_method(kind((3, 32, 32), (3, 1)), memory_samples=6, memory_size=6, second_order=second_order)
-    for task in range(2):
-        batch = (torch.randn(6, 3, 32, 32), torch.arange(6) % (1 if task else 3))
-        method.begin_task(task, [batch])
-        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.01)
-        method.attach(optimizer)
-        assert math.isfinite(method.step(batch, task, FIRST, optimizer))
-        assert math.isfinite(method.step((batch[0][:2], batch[1][:2]), task, FIRST, optimizer))
-        consolidate(method, task)
-    assert all(torch.isfinite(p).all() for p in method.network.parameters())
-
-
-def test_it_is_registered() -> None:
-    assert METHODS["fs-dgpm"] is FSDGPM
-    assert make_method().compute_capacity() == 100
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"sharpness_lr": -0.1},
-        {"sharpness_lr": math.nan},
-        {"soft_lr": math.inf},
-        {"inner_steps": 0},
-        {"soft_weights": "hard"},
-        {"momentum": 1.0},
-        {"clip": 0.0},
-        {"clip": math.nan},
-        {"norms": "thaw"},
-        {"memory_size": 1},
-        {"threshold": 0.0},
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        FSDGPMSettings(**bad)
 
 
 def test_soft_weights_have_momentum_if_weights_have() -> None:

@@ -253,24 +253,6 @@ def test_tasks_that_share_a_head_share_its_masks_and_the_head_is_protected() -> 
     assert not torch.equal(net.heads[0].weight, head)
 
 
-def test_a_method_resumes_from_its_state_to_the_bit() -> None:
-    whole, stopped = make_method("alexnet-stored"), make_method("alexnet-stored")
-    for method in (whole, stopped):
-        learn(method, 0, IMAGE, steps=1)
-        consolidate(method)
-    resumed = make_method("alexnet-stored")
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
-    for method in (whole, resumed):
-        torch.manual_seed(1)
-        learn(method, 1, IMAGE, steps=1)
-        consolidate(method)
-    for key, value in whole.trained_module.state_dict().items():
-        assert torch.equal(value, resumed.trained_module.state_dict()[key]), key
-    assert torch.equal(get_logits(whole, 0, IMAGE), get_logits(resumed, 0, IMAGE))
-    assert (whole.count_bytes(), whole.measure_free()) == (resumed.count_bytes(), resumed.measure_free())
-
-
 def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
     torch.manual_seed(0)
     method = HAT(MLP((12,), (3, 2)), HATSettings(), exclude=["heads.*"])
@@ -280,45 +262,13 @@ def test_a_network_without_hidden_layers_has_nothing_to_mask() -> None:
     assert (method.measure_free(), method.count_bytes()) == ({}, {"embeddings": 0, "masks": 0})
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"smax": 0.5},
-        {"smax": math.nan},
-        {"smax": math.inf},
-        {"sparsity": -1.0},
-        {"sparsity": math.nan},
-        {"test_masks": "both"},
-        {"embedding_limit": 0.0},
-        {"cosh_limit": 0.0},
-        {"clip_norm": -1.0},
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        HATSettings(**bad)
-
-
-def test_a_run_forgets_nothing_and_ends_with_the_same_bits_wherever_it_is_stopped(tmp_path: Path) -> None:
+def test_a_run_forgets_nothing(tmp_path: Path) -> None:
     pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, small, trace
-
-    class Stop(BaseException):
-        pass
-
-    def stop(event: str, values: dict[str, Any]) -> None:
-        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
-            raise Stop
+    from experiments.small import run, small
 
     config = small("hat", epochs=3, test_masks="hard", schedule="patience", patience=1)
-    whole = run(tmp_path / "whole", config)
+    whole = run(tmp_path, config)
     assert whole.accuracies[0][0] > 90
     assert all(row[0] == whole.accuracies[0][0] for row in whole.accuracies)
     assert whole.accuracies[2][1] == whole.accuracies[1][1]
-    with pytest.raises(Stop):
-        run(tmp_path / "stopped", config, stop)
-    run(tmp_path / "stopped", config, resume=True)
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")

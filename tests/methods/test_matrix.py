@@ -18,7 +18,7 @@ from torch import Tensor
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from experiments.small import events, of_kind, run, stream_of, trace
+from experiments.small import events, of_kind, run, run_with_stops, small, stream_of, trace
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.stream import Examples, Stream, Task
@@ -204,6 +204,35 @@ def test_a_run_that_was_killed_inside_a_task_ends_with_the_same_bits(outcome: Ou
         assert len(events(path)) < len(whole["events"])
         run(path, outcome.learner.config, resume=True)
         assert trace(path) == whole
+
+
+# Settings under which a method has other state than under its usual ones.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("a-gem", {"memory_size": 30, "fill": "every-epoch"}),
+    ("apd", {"preset": "reference", "group_every": 2}),
+    ("den", {"loss_limit": 0.0, "split_limit": 0.0, "split_units": 2}),
+    ("der", {"memory_size": 30, "beta": 0.2}),
+    ("er", {"memory_size": 30, "fill": "every-epoch"}),
+    ("ewc", {"preset": "reference", "strength": 50.0}),
+    ("ewc", {"kind": "permuted", "fisher_labels": "drawn", "merge": "online"}),
+    ("fs-dgpm", {"momentum": 0.9, "clip": 2.0, "second_order": True}),
+    ("hat", {"test_masks": "hard"}),
+    ("owm", {"update": "step"}),
+    ("owm", {"kind": "permuted", "update": "step"}),
+    ("sgp", {"project_every": 5, "optimizer": "adamw", "lr": 1e-3}),
+    ("stl", {"schedule": "cosine", "average": 0.9}),
+    ("trgp", {"preset": "reference", "trust_threshold": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), VARIANTS, ids=str)
+def test_a_run_with_other_settings_that_was_stopped_ends_with_the_same_bits(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    config = small(method, **settings)
+    run(tmp_path / "whole", config)
+    run_with_stops(tmp_path / "stopped", config, (0, 2), (1, 1), (2, 2))
+    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
 
 
 def test_the_state_is_no_larger_than_the_counted_bytes(outcome: Outcome) -> None:

@@ -1,7 +1,6 @@
 """OWM: projectors equal their closed form, and steps do not change outputs for old mean inputs."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,44 +282,3 @@ def test_batches_may_be_an_iterator_and_the_networks_mode_is_restored() -> None:
     other.consolidate(iter(make_batches(0)), lambda batch: other.network(batch[0], 0).sum(dim=1))
     assert all(torch.equal(value, other.projectors[name]) for name, value in one.projectors.items())
     assert other.network.training
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"alpha_start": 0.0},
-        {"alpha_start": math.nan},
-        {"alpha_decay": 0.0},
-        {"alpha_decay": 1.5},
-        {"alpha_decay": {"*": math.nan}},
-        {"update": "epoch"},
-        {"clip_norm": 0.0},
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        OWMSettings(**bad)
-
-
-@pytest.mark.parametrize("settings", [{}, {"update": "step"}, {"kind": "permuted", "update": "step"}], ids=str)
-def test_a_run_ends_with_the_same_bits_wherever_it_is_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, small, trace
-
-    class Stop(BaseException):
-        pass
-
-    def stop(event: str, values: dict[str, Any]) -> None:
-        if (event, values.get("task"), values.get("epoch")) == ("epoch", 1, 2):
-            raise Stop
-
-    config = small("owm", epochs=3, **settings)
-    whole = run(tmp_path / "whole", config)
-    assert whole.accuracies[0][0] > 60
-    with pytest.raises(Stop):
-        run(tmp_path / "stopped", config, stop)
-    run(tmp_path / "stopped", config, resume=True)
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")

@@ -1,14 +1,12 @@
 """PNN: columns compute its formula, have the sizes that are set, and stay as they are once learned."""
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sgp.methods import Batch, Moment
 from sgp.methods.pnn import PNN, LateralLayer, PNNSettings
@@ -262,24 +260,3 @@ class Odd(nn.Module):
 def test_unsupported_networks_raise_errors(network: nn.Module, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         make_method(network, exclude=()).begin_task(0, [make_batch(0, shape)])
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"column_width": 0}, {"column_width": 1.1}, {"column_width": math.nan}, {"scale_deviation": 0}],
-)
-def test_invalid_settings_raise_errors_with_their_names(settings: dict[str, float]) -> None:
-    (name,) = settings
-    with pytest.raises(ValueError, match=name):
-        PNNSettings(**settings)
-
-
-def test_training_reduces_the_loss() -> None:
-    method, batch = make_small(column_width=0.5), make_batch(1)
-    learn(method, 0, make_batch(0))
-    method.begin_task(1, [batch])
-    before = F.cross_entropy(get_logits(method, 1, batch[0]), batch[1])
-    optimizer = method.build_optimizer(torch.optim.SGD, 0.3)
-    for _ in range(60):
-        method.step(batch, 1, Moment(0, 0.0, 0.0), optimizer)
-    assert F.cross_entropy(get_logits(method, 1, batch[0]), batch[1]) < 0.7 * before

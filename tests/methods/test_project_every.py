@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the extra 'benchmarks'")
 
-from experiments.small import events, of_kind, run, run_with_stops, same_weights, small, stream_of, trace
+from experiments.small import events, of_kind, run, small, stream_of
 
 from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder
@@ -16,14 +16,6 @@ from sgp.experiments.supervised import SupervisedTrainer
 
 # No divisor of the steps of an epoch, so that the count carries over from one epoch to the next.
 EVERY = 5
-
-
-def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path) -> None:
-    config = small("sgp", project_every=EVERY, optimizer="adamw", lr=1e-3)
-    whole = run(tmp_path / "whole", config)
-    stopped = run_with_stops(tmp_path / "stopped", config, (1, 1), (1, 2), (2, 2))
-    assert same_weights(whole.network, stopped.network)
-    assert trace(tmp_path / "whole") == trace(tmp_path / "stopped")
 
 
 def test_it_changes_the_run_and_keeps_blocked_directions(tmp_path: Path) -> None:

@@ -39,24 +39,6 @@ def test_old_outputs_do_not_change_by_one_bit(kind: str) -> None:
     assert all(torch.equal(get_logits(method, old, shape), then) for old, then in enumerate(before))
 
 
-@pytest.mark.parametrize("kind", ["mlp", "alexnet-stored"])
-def test_a_method_resumes_from_its_state_to_the_bit(kind: str) -> None:
-    whole, shape = make_method(kind), get_shape(kind)
-    for task in (0, 1):
-        learn(whole, task, shape)
-        consolidate(whole, task, shape)
-    resumed = make_method(kind)
-    resumed.load_state_dict(whole.state_dict())
-    resumed.network.load_state_dict(whole.network.state_dict())
-    for method in (whole, resumed):
-        learn(method, 2, shape)
-        consolidate(method, 2, shape)
-    assert resumed.count_units() == whole.count_units()
-    for task in range(3):
-        assert torch.equal(get_logits(resumed, task, shape), get_logits(whole, task, shape))
-    assert (resumed.compute_capacity(), resumed.count_bytes()) == (whole.compute_capacity(), whole.count_bytes())
-
-
 def test_a_task_moves_only_its_new_parts_and_its_head() -> None:
     method = make_method(trials=1, most_units=9)
     learn(method, 0)
@@ -201,26 +183,6 @@ def test_a_network_without_hidden_layers_raises_an_error_before_training() -> No
     method = RCL(MLP((12,), (3, 2)), RCLSettings(), exclude=["heads.*"])
     with pytest.raises(ValueError, match="rcl has nothing to grow in MLP: it has no hidden layer"):
         learn(method, 0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [
-        ("trials", 0, "trials must be at least 1, got 0"),
-        ("trial_epochs", 0, "trial_epochs must be at least 1, got 0"),
-        ("controller_units", 0, "controller_units must be at least 1, got 0"),
-        ("most_units", -1, "most_units must be at least 0, got -1"),
-        ("most_units", {"conv*": -2}, "most_units must be at least 0, got -2"),
-        ("size_penalty", -0.1, "size_penalty must be at least 0 and finite, got -0.1"),
-        ("l2", float("nan"), "l2 must be at least 0 and finite, got nan"),
-        ("controller_lr", 0.0, "controller_lr must be above 0 and finite, got 0.0"),
-        ("value_lr", float("inf"), "value_lr must be above 0 and finite, got inf"),
-        ("judged", 1.0, r"judged must be in \(0, 1\), got 1.0"),
-    ],
-)
-def test_invalid_settings_raise_errors(setting: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RCLSettings(**{setting: value})  # type: ignore[arg-type]
 
 
 def test_a_pattern_that_fits_no_layer_raises_an_error_before_training() -> None:

@@ -1,6 +1,5 @@
 """Methods with a memory of examples: the forward passes of their steps, and BatchNorm statistics from them."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from sgp.methods import METHODS, Batch, Moment
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP
 
 REPLAY = ("er", "a-gem", "der")
 NOW = Moment(0, 0.0, 0.0)
@@ -73,55 +72,6 @@ def test_stored_statistics_are_of_the_passes_and_repeat(tmp_path: Path, monkeypa
     assert all(isinstance(heads, Tensor) and set(heads.tolist()) == {0, 1} for _, heads in first[-1])
     for ours, theirs in zip(first[-1], second[-1], strict=True):
         assert torch.equal(ours[0], theirs[0])
-
-
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-@pytest.mark.parametrize("name", REPLAY)
-def test_a_step_works_on_convolutions_and_residual_blocks(name: str, kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    method = make_named(name, kind((3, 32, 32), heads=(2, 1)), **({"beta": 0.5} if name == "der" else {}))
-    optimizer = SGD(method.network.parameters(), lr=1e-4)
-    for head in (0, 0, 1, 1):
-        examples = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 0, 1]) * (1 - head)
-        assert 0 <= method.step(examples, head, NOW, optimizer) < 100
-    assert len(method.buffer) == 16
-
-
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        *((name, bad) for name in ("er", "der") for bad in ({"memory_size": 1}, {"memory_batch": 1})),
-        *(("a-gem", bad) for bad in ({"memory_size": 0}, {"memory_batch": 0}, {"per_class": 0})),
-        *((name, {"fill": "never"}) for name in REPLAY),
-        ("er", {"reservoir": "biased"}),
-        *(("der", bad) for bad in ({"alpha": -0.1}, {"alpha": math.nan}, {"beta": -1.0}, {"beta": math.inf})),
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(name: str, bad: dict[str, Any]) -> None:
-    (setting,) = bad
-    with pytest.raises(ValueError, match=f"{setting} must be"):
-        METHODS[name].Settings(**bad)
-
-
-@pytest.mark.parametrize("kind", ["split", "permuted"])
-@pytest.mark.parametrize("name", REPLAY)
-def test_a_run_that_was_stopped_resumes_with_the_same_bits_while_the_memory_turns_over(
-    name: str, kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
-    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
-    from experiments.small import run, run_with_stops, small, trace
-
-    more: dict[str, Any] = {"beta": 0.2} if name == "der" else {"fill": "every-epoch"}
-    config = small(name, kind=kind, tasks=2, epochs=3, memory_size=30, **more)
-    learner = run(tmp_path / "whole", config)
-    assert learner.accuracies[0][0] > (85 if kind == "split" else 50)
-    run_with_stops(tmp_path / "stopped", config, (1, 2))
-    assert trace(tmp_path / "stopped") == trace(tmp_path / "whole")
-    buffer: Any = learner.method.buffer
-    assert len(buffer) == 30
-    assert set(buffer.contents["heads"].tolist()) == {0, 1}
 
 
 def test_replay_forgets_less_than_finetuning_also_where_tasks_share_a_head(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the extra 'benchmarks'")
 
-from experiments.small import events, of_kind, run, same_weights, small, stream_of, trace
+from experiments.small import events, of_kind, run, same_weights, small, stream_of
 
 from sgp.experiments.networks import build_network
 from sgp.methods import METHODS, Moment
@@ -104,40 +104,6 @@ def test_the_weights_of_every_task_begin_as_the_seeds_network_also_after_a_resum
     again.load_state_dict(learner.method.state_dict())
     again.begin_task(3, [])
     assert same_weights(again.network, build_network(config, stream_of(config)))
-
-
-class Stop(BaseException):
-    """Ends a run at any point, as a signal does."""
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [{}, {"schedule": "patience", "patience": 1, "lr": 1.0, "lr_min": 0.3}, {"schedule": "cosine", "average": 0.9}],
-    ids=["constant", "patience", "fast"],
-)
-def test_a_run_that_was_stopped_at_any_event_ends_with_the_same_bits(recipe: dict[str, Any], tmp_path: Path) -> None:
-    config = small("stl", samples=60, **recipe)
-    whole = run(tmp_path / "whole", config)
-    path, events_of_run = tmp_path / "stopped", len(events(tmp_path / "whole"))
-
-    def stop(event: str, values: dict[str, Any]) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 2:
-            raise Stop
-
-    stopped = 0
-    while True:
-        seen = 0
-        try:
-            resumed = run(path, config, stop, resume=True)
-        except Stop:
-            stopped += 1
-            continue
-        break
-    assert stopped >= events_of_run - 2
-    assert same_weights(whole.network, resumed.network)
-    assert trace(path) == trace(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("build", [LeNet, ResNet18, lambda *shape: ResNet18(*shape, statistics="stored")])

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sgp.methods import METHODS, Batch, Moment
+from sgp.methods import Batch, Moment
 from sgp.methods.gpm import GPM, GPMSettings, get_matrices
 from sgp.methods.trgp import TRGP, Learned, Space, TRGPSettings, UnionMemory, compute_basis
-from sgp.networks import MLP, LeNet, ResNet18
+from sgp.networks import MLP, ResNet18
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
 from sgp.projection.subspace import find_minimal_rank
@@ -403,38 +403,6 @@ def test_unscaled_layers_have_no_scales() -> None:
         make_method(unscaled="fc")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"appended": "all-but-strongest", "representation": "plain", "bias": "freeze", "orthogonalise": False},
-    ],
-    ids=["paper", "reference"],
-)
-def test_a_run_resumes_from_the_middle_of_a_task_to_the_bit(settings: dict[str, Any]) -> None:
-    whole, stopped = learn_tasks(2, **settings), learn_tasks(2, **settings)
-    for method in (whole, stopped):
-        learn(method, 2)
-    resumed = make_method(**settings)
-    resumed.load_state_dict(stopped.state_dict())
-    resumed.trained_module.load_state_dict(stopped.trained_module.state_dict())
-    assert resumed._regions.keys() == whole._regions.keys() != set()
-    for method in (whole, resumed):
-        optimizer = torch.optim.SGD(method.trained_module.parameters(), lr=0.1)
-        method.attach(optimizer)
-        for batch in make_batches(2):
-            method.step(batch, 2, NOW, optimizer)
-        consolidate(method, 2)
-        learn(method, 3)
-        consolidate(method, 3)
-    for name, value in whole.trained_module.state_dict().items():
-        assert torch.equal(value, resumed.trained_module.state_dict()[name]), name
-    for task in range(4):
-        inputs = make_batches(task)[0][0]
-        assert torch.equal(whole.compute_logits(inputs, task), resumed.compute_logits(inputs, task))
-    assert whole.count_bytes() == resumed.count_bytes()
-
-
 def test_bytes_are_those_of_bases_spaces_and_scales() -> None:
     method = learn_tasks(3)
     assert method.count_bytes()["regions"] == 0
@@ -450,22 +418,6 @@ def test_bytes_are_those_of_bases_spaces_and_scales() -> None:
     assert method.count_bytes()["regions"] > 0
 
 
-@pytest.mark.parametrize("kind", [LeNet, ResNet18])
-def test_it_works_on_networks_with_convolutions(kind: type[nn.Module]) -> None:
-    torch.manual_seed(0)
-    network = kind((3, 32, 32), (3, 3))
-    method = make_method(network, memory_samples=8, trust_samples=8, trust_threshold=0.1)
-    batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 3)]
-    for task in range(2):
-        learn(method, task, batches, epochs=1, lr=0.01)
-        if task == 1:
-            assert len(method._regions) > 1
-            assert all(torch.isfinite(scale).all() for scale in method._scales.values())
-            assert any(float(scale.detach().norm()) > 0 for scale in method._scales.values())
-        consolidate(method, task, batches)
-    assert torch.isfinite(method.compute_logits(batches[0][0], 1)).all()
-
-
 def test_norm_layers_are_frozen_or_trained_as_set() -> None:
     for norms in ("freeze", "free"):
         torch.manual_seed(0)
@@ -476,31 +428,3 @@ def test_norm_layers_are_frozen_or_trained_as_set() -> None:
         before = method.network.get_parameter("norm1.weight").detach().clone()
         learn(method, 1, batches, epochs=1)
         assert torch.equal(method.network.get_parameter("norm1.weight"), before) == (norms == "freeze")
-
-
-def test_it_is_registered() -> None:
-    assert METHODS["trgp"] is TRGP
-    assert not TRGP.keeps_data
-    assert make_method().compute_capacity() == 100
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"trust_threshold": -0.1},
-        {"trust_threshold": 1.1},
-        {"trust_threshold": math.nan},
-        {"trust_tasks": -1},
-        {"trust_samples": 0},
-        {"appended": "none"},
-        {"scaling": "never"},
-        {"representation": "both"},
-        {"norms": "thaw"},
-        {"threshold": 0.0},
-    ],
-    ids=str,
-)
-def test_an_invalid_setting_raises_an_error_with_its_name(bad: dict[str, Any]) -> None:
-    (name,) = bad
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        TRGPSettings(**bad)
