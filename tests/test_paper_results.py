@@ -1,4 +1,4 @@
-"""The paper's tables of results: every number is the paper's, and a file with a mistake is refused by name."""
+"""The paper's tables of results: every number is the paper's."""
 
 from pathlib import Path
 
@@ -103,13 +103,9 @@ def test_runs_on_other_superclass_data_are_not_compared_with_the_paper(setting: 
 
 def test_a_row_without_a_spread_has_that_of_the_row_that_stands_in() -> None:
     for cell in find_cells():
+        assert cell.table in ("table1", "table2")
+        assert cell.repeated == ("order" if cell.table == "table2" else "seed")
         assert cell.acc_spread == (0.50 if cell.table == "table2" else cell.numbers["acc_std"])
-
-
-def read(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "results.yaml"
-    path.write_text(text, encoding="utf-8")
-    read_cells(path)
 
 
 def test_a_table_is_read_with_what_its_rows_share(tmp_path: Path) -> None:
@@ -122,56 +118,3 @@ def test_a_table_is_read_with_what_its_rows_share(tmp_path: Path) -> None:
     assert (gpm.table, gpm.repeated, gpm.comparison) == ("table2", "order", Comparison("reference", {"tasks": 2}))
     assert (gpm.numbers, gpm.acc_spread) == ({"acc": 50.0}, 0.5)
     assert sgp.numbers == {"acc": 70.0, "acc_std": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("row", "clue"),
-    [
-        ("{preset: papre, acc: 70}", "digits, sgp: preset must be paper or reference or corrected, got 'papre'"),
-        ("{acc: 70}", "digits, sgp: preset must be paper or reference or corrected, got None"),
-        ("{preset: [paper], acc: 70}", r"got \['paper'\]"),
-        ("{preset: paper}", "digits, sgp: acc is missing"),
-        ("{preset: paper, acc: high}", "digits, sgp: acc must be a number, got 'high'"),
-        ("{preset: paper, acc: true}", "digits, sgp: acc must be a number, got True"),
-        ("{preset: paper, acc: .nan}", "digits, sgp: acc must be finite and at least 0, got nan"),
-        ("{preset: paper, acc: .inf}", "digits, sgp: acc must be finite and at least 0, got inf"),
-        ("{preset: paper, acc: 70, acc_std: -1}", "acc_std must be finite and at least 0, got -1"),
-        ("{preset: paper, acc: 70, bwt: -30}", "bwt must be finite and at least -1, got -30"),
-        ("{preset: paper, acc: 70, bwt_std: 0.1}", "bwt_std is there and bwt is missing"),
-        ("{preset: paper, acc: 70, accuracy: 1}", "digits, sgp has 'accuracy'; known names are preset, acc"),
-        ("[70]", r"digits, sgp must have names and values, got \[70\]"),
-        ("{preset: paper, acc: 70, acc: 71}", "acc twice"),
-        ("!!python/object/apply:os.system [true]", "not YAML"),
-    ],
-)
-def test_a_mistake_in_a_row_is_named(tmp_path: Path, row: str, clue: str) -> None:
-    with pytest.raises(ValueError, match=clue):
-        read(tmp_path, f"digits:\n  table: table1\n  repeated: seed\n  rows:\n    sgp: {row}\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "clue"),
-    [
-        ("", "the file must have names and values, got None"),
-        ("digits: 3", "digits must have names and values, got 3"),
-        ("1: {}", "the file must have names and values"),
-        (f"digits: {{table: table9, repeated: seed, rows: {{sgp: {ROW}}}}}", "table must be table1 or table2"),
-        (f"digits: {{table: table1, repeated: epoch, rows: {{sgp: {ROW}}}}}", "repeated must be seed or order"),
-        (f"digits: {{table: table1, rows: {{sgp: {ROW}}}}}", "repeated must be seed or order, got None"),
-        ("digits: {table: table1, repeated: seed}", "digits: rows must have names and values, got None"),
-        (f"digits: {{table: table1, repeated: seed, row: {{sgp: {ROW}}}}}", "digits has 'row'"),
-        (
-            f"digits: {{table: table1, repeated: seed, spread_of: gpm, rows: {{sgp: {ROW}}}}}",
-            "spread_of must be a row with acc_std, got 'gpm'",
-        ),
-        (
-            f"digits: {{table: table1, repeated: seed, spread_of: [sgp], rows: {{sgp: {ROW}}}}}",
-            "spread_of must be a row with acc_std",
-        ),
-        ("digits: {table: table1", "not YAML"),
-    ],
-)
-def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, clue: str) -> None:
-    with pytest.raises(ValueError, match=clue) as error:
-        read(tmp_path, text)
-    assert "results.yaml" in str(error.value)

@@ -193,7 +193,7 @@ def _make_sentence(
 
 def _list_facts(best: Group, groups: Sequence[Group]) -> list[tuple[str, str]]:
     facts = []
-    if best.bwts and not best.is_game:
+    if not best.is_game and best.bwts:
         facts.append(("Forgets", f"{words.format_number(max(0.0, -mean(best.bwts)), 1)} points"))
     reference = find_reference(best, groups)
     if reference is not None and reference is not best and reference.seconds:
