@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
@@ -169,7 +168,7 @@ class APD(APDFacts, Method[APDSettings]):
     def compute_loss(self, batch: Batch, head: int, moment: Moment) -> Tensor:
         inputs, labels = batch
         thetas = [weight.compute_theta(mask, tau) for weight, mask, tau in self._list_weights()]
-        return F.cross_entropy(self._run(self._name_tensors(thetas, self._own), inputs, head), labels)
+        return F.cross_entropy(self.run_with(self._name_tensors(thetas, self._own), inputs, head), labels)
 
     def adjust_gradients(self, moment: Moment, optimizer: Optimizer) -> None:
         for name, parameter in self.network.named_parameters():
@@ -198,11 +197,7 @@ class APD(APDFacts, Method[APDSettings]):
             sigma.grad.add_(weight.compute_pull(l1, self.settings.approx) if self.heads else decay * sigma)
 
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
-        return self._run(self._get_tensors(head), inputs, head)
-
-    def _run(self, replaced: Mapping[str, Tensor], inputs: Tensor, head: int) -> Tensor:
-        out: Tensor = functional_call(self.network, dict(replaced), (inputs, head))
-        return out
+        return self.run_with(self._get_tensors(head), inputs, head)
 
     def _get_tensors(self, head: int) -> dict[str, Tensor]:
         """Return the parameters and statistics that a task is run with."""

@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.growing import Growing, gather_examples
-from sgp.methods.layer_settings import get_value
+from sgp.methods.layer_settings import check_setting, get_value
 from sgp.methods.method import Batch, Moment, clone_tensors, sum_bytes, use_mode
 from sgp.methods.settings import DENFacts, DENSettings
 from sgp.methods.wired import Tensors, count_groups, pair_masks
 from sgp.networks.widen import rearrange, slice_units, widen
 from sgp.networks.wiring import count_units, mask_inputs
-from sgp.patterns import check_patterns
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,8 @@ class DEN(DENFacts, Growing[DENSettings]):
 
     def __init__(self, network: nn.Module, settings: DENSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
-        for name in ("expand_units", "split_units"):  # fail now instead of after a task has been trained
-            if isinstance(by_layer := getattr(settings, name), dict):
-                check_patterns(network, by_layer, name)
+        for name in ("expand_units", "split_units"):
+            check_setting(network, name, getattr(settings, name))
         # In a task that is not the first: weights of the previous task, and which units of each layer are retrained.
         self._anchor: Tensors = {}
         self.selected: Tensors = {}

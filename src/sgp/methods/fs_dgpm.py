@@ -165,7 +165,7 @@ class FSDGPM(FSDGPMFacts, GPM):
             # Differentiate each loss with respect to its own weights at once, so that only one forward pass is in
             # memory at a time; the way from there to the original weights is short.
             here = {name: weight.detach().requires_grad_(weight.requires_grad) for name, weight in weights.items()}
-            logits = torch.func.functional_call(self.network, here, (all_inputs, heads))
+            logits = self.run_with(here, all_inputs, heads)
             loss = F.cross_entropy(logits, all_labels) / parts
             trained = {name: weight for name, weight in here.items() if weight.requires_grad}
             for name, gradient in compute_gradients(loss, trained)[0].items():
@@ -191,7 +191,7 @@ class FSDGPM(FSDGPMFacts, GPM):
         by_rows = {name: layer for name, layer in layers.items() if _is_projected_by_rows(layer)}
         modules = {name: self.network.get_submodule(layer.sources[0].module) for name, layer in by_rows.items()}
         with record_calls(modules) as calls:
-            logits = torch.func.functional_call(self.network, weights, (inputs, head))
+            logits = self.run_with(weights, inputs, head)
         frozen = self._scan.frozen if self.memory.tasks else {}
         left_out = {*frozen, *(parameter.name for layer in by_rows.values() for parameter in layer.parameters)}
         wanted = {name: weight for name, weight in weights.items() if weight.requires_grad and name not in left_out}

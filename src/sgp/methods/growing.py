@@ -162,14 +162,12 @@ class Growing(WiredMethod[S]):
         return slice_units(self.network, self.axes, self.sizes[head]) | self.own[head]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"wiring": self.wiring.to_dict(), "now": self.count_units(), **super().state_dict()}
+        return {"now": self.count_units(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["wiring"] and not self.wiring.places:
-            self._set_wiring(Wiring.from_dict(state["wiring"]))
+        super().load_state_dict(state)
         with torch.random.fork_rng(devices=[]):
             resize(self.network, self.axes, state["now"])  # the values are with the weights
-        super().load_state_dict(state)
         # In the memory format of the network's own tensors: a product of other strides may round differently.
         last = has_channels_last(self.network)
         self.own = {

@@ -42,7 +42,7 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
         past: Largest mask of all learned tasks by layer; empty before the first.
     """
 
-    state_names = ("past", "own")
+    state_names = ("_current", "past", "own")
 
     def __init__(self, network: nn.Module, settings: HATSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
@@ -179,17 +179,14 @@ class HAT(HATFacts, WiredMethod[HATSettings]):
             self.own[self._current] = statistics
 
     def state_dict(self) -> dict[str, Any]:
-        heads = list(self._embeddings)
-        return {"wiring": self.wiring.to_dict(), "heads": heads, "current": self._current, **super().state_dict()}
+        return {"heads": list(self._embeddings), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["wiring"] and not self.wiring.places:
-            self._set_wiring(Wiring.from_dict(state["wiring"]))
+        super().load_state_dict(state)
         for head in state["heads"]:
             if head not in self._embeddings:
                 self._add_embeddings(head, torch.zeros)  # the values are with the weights
-        self._select_task(state["current"])
-        super().load_state_dict(state)
+        self._select_task(self._current)
 
     def count_bytes(self) -> dict[str, int]:
         sizes = {"embeddings": sum_bytes(self._embeddings.parameters()), "masks": sum_bytes(self.past)}

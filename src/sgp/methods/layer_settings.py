@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from sgp.patterns import find_pattern
+from torch import nn
+
+from sgp.patterns import check_patterns, find_pattern
 
 T = TypeVar("T", int, float)
 R = TypeVar("R")
+
+
+def check_setting(network: nn.Module, name: str, setting: T | dict[str, T]) -> None:
+    """Raise if a pattern of a setting matches nothing: now instead of after a task has been trained."""
+    if isinstance(setting, dict):
+        check_patterns(network, setting, name)
 
 
 def list_values(setting: T | dict[str, T]) -> list[T]:

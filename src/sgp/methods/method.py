@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
@@ -108,6 +109,11 @@ class Method(MethodFacts, Stateful, Generic[S]):
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
         """Compute the network's output for a task that is learned already or is being learned."""
         out: Tensor = self.network(inputs, head)
+        return out
+
+    def run_with(self, tensors: Mapping[str, Tensor], inputs: Tensor, head: int | Tensor) -> Tensor:
+        """Run the network with other tensors in place of its parameters and buffers of the same names."""
+        out: Tensor = functional_call(self.network, dict(tensors), (inputs, head))
         return out
 
     def step(self, batch: Batch, head: int, moment: Moment, optimizer: Optimizer) -> float:

@@ -11,10 +11,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from sgp.methods.calls import Call, compute_gradients, record_calls
-from sgp.methods.layer_settings import get_value
+from sgp.methods.layer_settings import check_setting, get_value
 from sgp.methods.method import Batch, Method, Moment, NormStatistics, sum_bytes, use_mode
 from sgp.methods.settings import OWMFacts, OWMSettings
-from sgp.patterns import check_patterns, find_pattern
+from sgp.patterns import find_pattern
 from sgp.projection.layer_types import get_layer_type
 
 Layer = nn.Linear | nn.Conv2d
@@ -55,8 +55,7 @@ class OWM(OWMFacts, Method[OWMSettings]):
         self.tasks = 0
         # The same in the gradients' own precision, computed when a step needs it.
         self._rounded: dict[str, Tensor] = {}
-        if isinstance(settings.alpha_decay, dict):
-            check_patterns(network, settings.alpha_decay, "alpha_decay")
+        check_setting(network, "alpha_decay", settings.alpha_decay)
         self._decays = {name: get_value("alpha_decay", settings.alpha_decay, name) for name in self.layers}
 
     @property

@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sgp.methods.calls import record_calls
 from sgp.methods.method import Batch, Method, NormStatistics, count_parameters, match_memory_format, sum_bytes, use_mode
 from sgp.methods.settings import PNNFacts, PNNSettings
-from sgp.methods.wired import count_groups, get_layer, take_two
-from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring
+from sgp.methods.wired import count_groups, take_two
+from sgp.networks.wiring import Layer, Wiring, count_units, find_wiring, get_layer
 
 
 @dataclass(frozen=True)

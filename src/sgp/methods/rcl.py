@@ -10,12 +10,11 @@ from torch.distributions import Categorical
 from torch.optim import Adam
 
 from sgp.methods.growing import Growing, gather_examples, split_rows
-from sgp.methods.layer_settings import get_value
+from sgp.methods.layer_settings import check_setting, get_value
 from sgp.methods.method import Batch, clone_tensors, use_mode
 from sgp.methods.settings import RCLFacts, RCLSettings
 from sgp.methods.wired import Tensors
 from sgp.networks.widen import resize, widen
-from sgp.patterns import check_patterns
 
 # The controller's first weights are uniform within plus and minus this, as published.
 CONTROLLER_BOUND = 0.08
@@ -87,8 +86,7 @@ class RCL(RCLFacts, Growing[RCLSettings]):
 
     def __init__(self, network: nn.Module, settings: RCLSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
-        if isinstance(settings.most_units, dict):  # fail now instead of after a task has been trained
-            check_patterns(network, settings.most_units, "most_units")
+        check_setting(network, "most_units", settings.most_units)
 
     def begin_task(self, head: int, batches: Iterable[Batch]) -> None:
         super().begin_task(head, batches)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from sgp.methods.method import Batch, Method, NoSettings, clone_tensors, sum_bytes
 from sgp.methods.settings import STLFacts
@@ -41,8 +40,7 @@ class STL(STLFacts, Method[NoSettings]):
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
         if str(head) not in self._earlier:
             return super().compute_logits(inputs, head)
-        out: Tensor = functional_call(self.network, self._earlier[str(head)], (inputs, head))
-        return out
+        return self.run_with(self._earlier[str(head)], inputs, head)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)

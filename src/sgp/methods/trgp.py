@@ -211,8 +211,7 @@ class TRGP(TRGPFacts, GPM):
                     change = self._compute_change(layer, regions)
                     for weight, embedded in embed_matrices(layer, *change, like=parameters).items():
                         replaced[weight] = replaced.get(weight, parameters[weight]) + embedded
-            logits: Tensor = torch.func.functional_call(self.network, replaced, (inputs, head))
-            return logits
+            return self.run_with(replaced, inputs, head)
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
         assert self._head is not None

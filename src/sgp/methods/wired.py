@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sgp.methods.method import Batch, Method, S, clone_tensors
-from sgp.networks.wiring import Layer, Wiring, find_wiring
+from sgp.networks.wiring import Layer, Wiring, find_wiring, get_layer
 
 Tensors = dict[str, Tensor]
 
@@ -44,8 +44,15 @@ class WiredMethod(Method[S]):
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
         if str(head) == self._current or str(head) not in self.own:
             return super().compute_logits(inputs, head)
-        out: Tensor = functional_call(self.network, self._get_task_tensors(str(head)), (inputs, head))
-        return out
+        return self.run_with(self._get_task_tensors(str(head)), inputs, head)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"wiring": self.wiring.to_dict(), **super().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["wiring"] and not self.wiring.places:
+            self._set_wiring(Wiring.from_dict(state["wiring"]))
+        super().load_state_dict(state)
 
     def _clone_norm_buffers(self) -> Tensors:
         """Return a copy of the stored BatchNorm statistics."""
@@ -63,13 +70,6 @@ def take_two(batches: Iterable[Batch]) -> Tensor:
     """Return two inputs of a task, which may be the same one: BatchNorm cannot divide by the deviation of one."""
     inputs, _ = next(iter(batches))
     return torch.cat([inputs[:2], inputs[:2]])[:2]
-
-
-def get_layer(network: nn.Module, name: str) -> Layer:
-    """Return a linear layer or convolution of a network by its name."""
-    layer = network.get_submodule(name)
-    assert isinstance(layer, Layer)
-    return layer
 
 
 def count_groups(layer: Layer) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sgp.lazy import Deferred, load_lazily
@@ -45,6 +46,7 @@ class Network:
     packages: tuple[str, ...] = ()
 
 
+_AGENT = Deferred("sgp.networks.actor_critic:build_agent")
 NETWORKS: Registry[Network] = Registry("network")
 for _network in (
     Network(
@@ -79,13 +81,9 @@ for _network in (
         ("statistics",),
         shapes=((3, 84, 84), (3, 32, 32)),
     ),
-    Network("actor-critic", "agent of the paper for Atari", Deferred("sgp.networks.actor_critic:build_atari")),
-    Network(
-        "small-actor-critic",
-        "agent for Atari, ten times smaller",
-        Deferred("sgp.networks.actor_critic:build_small_atari"),
-    ),
-    Network("minatar-actor-critic", "agent for MinAtar", Deferred("sgp.networks.actor_critic:build_minatar")),
+    Network("actor-critic", "agent of the paper for Atari", partial(_AGENT, "actor-critic")),
+    Network("small-actor-critic", "agent for Atari, ten times smaller", partial(_AGENT, "small-actor-critic")),
+    Network("minatar-actor-critic", "agent for MinAtar", partial(_AGENT, "minatar-actor-critic")),
 ):
     NETWORKS.add(_network.name, _network)
 

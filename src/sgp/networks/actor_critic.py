@@ -33,6 +33,7 @@ ATARI = TrunkShape((4, 84, 84), ((32, 8, 4), (64, 4, 2), (128, 3, 1)), 1024, 255
 SMALL_ATARI = TrunkShape((4, 84, 84), ((16, 8, 4), (32, 4, 2)), 256, 255)
 # The trunk of the MinAtar paper, on channels of zeros and ones.
 MINATAR = TrunkShape((10, 10, 10), ((16, 3, 1),), 128, 1)
+SHAPES = {"actor-critic": ATARI, "small-actor-critic": SMALL_ATARI, "minatar-actor-critic": MINATAR}
 
 
 class Trunk(nn.Module):
@@ -99,21 +100,8 @@ def _initialize(layer: nn.Module, gain: float) -> None:
     nn.init.zeros_(layer.bias)
 
 
-def build_atari(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
-    """Build the paper's agent for Atari."""
-    return _build("actor-critic", ATARI, inputs, heads)
-
-
-def build_small_atari(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
-    """Build an agent for Atari that is ten times smaller."""
-    return _build("small-actor-critic", SMALL_ATARI, inputs, heads)
-
-
-def build_minatar(inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
-    """Build an agent for MinAtar."""
-    return _build("minatar-actor-critic", MINATAR, inputs, heads)
-
-
-def _build(name: str, shape: TrunkShape, inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+def build_agent(name: str, inputs: tuple[int, ...], heads: Sequence[int]) -> ActorCritic:
+    """Build an agent by its registered name."""
+    shape = SHAPES[name]
     check_shape(name, inputs, [shape.inputs])
     return ActorCritic(heads, shape)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sgp.networks.wiring import Layer, Wiring, count_units
+from sgp.networks.wiring import Wiring, count_units, get_layer
 from sgp.patterns import find_pattern
 
 # Number of a unit that is to be added, among the numbers of existing units.
@@ -63,20 +63,20 @@ def find_axes(network: nn.Module, wiring: Wiring) -> tuple[Axis, ...]:
     for name in wiring.gated:
         fed = [other for other, place in wiring.places.items() if name in place.sources]
         is_only_source = all(wiring.places[other].sources == (name,) for other in fed)
-        if not is_only_source or any(getattr(_get_layer(network, other), "groups", 1) > 1 for other in [name, *fed]):
+        if not is_only_source or any(getattr(get_layer(network, other), "groups", 1) > 1 for other in [name, *fed]):
             continue
         for module_name in filter(None, (name, wiring.places[name].norm)):
             module = network.get_submodule(module_name)
             tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             axes += [Axis(f"{module_name}.{key}", 0, name, 1) for key, tensor in tensors if tensor.dim()]
-        count = count_units(_get_layer(network, name))
-        axes += [Axis(f"{other}.weight", 1, name, _get_layer(network, other).weight.shape[1] // count) for other in fed]
+        count = count_units(get_layer(network, name))
+        axes += [Axis(f"{other}.weight", 1, name, get_layer(network, other).weight.shape[1] // count) for other in fed]
     return tuple(axes)
 
 
 def get_sizes(network: nn.Module, axes: Sequence[Axis]) -> dict[str, int]:
     """Return the number of units of each layer that can be resized."""
-    return {name: count_units(_get_layer(network, name)) for name in dict.fromkeys(axis.layer for axis in axes)}
+    return {name: count_units(get_layer(network, name)) for name in dict.fromkeys(axis.layer for axis in axes)}
 
 
 @torch.no_grad()
@@ -121,14 +121,14 @@ def widen(network: nn.Module, axes: Sequence[Axis], name: str, more: int) -> Non
     """
     if more < 0:
         raise ValueError(f"the number of units to add to {name!r} must be at least 0, got {more}")
-    resize(network, axes, {name: count_units(_get_layer(network, name)) + more})
+    resize(network, axes, {name: count_units(get_layer(network, name)) + more})
 
 
 def resize(network: nn.Module, axes: Sequence[Axis], sizes: Mapping[str, int]) -> None:
     """Set the number of units of layers: the first units remain, and new ones are appended if these do not suffice."""
     for name, size in sizes.items():
         numbers = torch.arange(size)
-        count = count_units(_get_layer(network, name))
+        count = count_units(get_layer(network, name))
         if size != count:
             rearrange(network, axes, name, torch.where(numbers < count, numbers, NEW))
 
@@ -187,9 +187,3 @@ def _update_size(module: nn.Module, dim: int, size: int) -> None:
     else:
         unit = "features" if isinstance(module, nn.Linear) else "channels"
         setattr(module, f"{'in' if dim else 'out'}_{unit}", size)
-
-
-def _get_layer(network: nn.Module, name: str) -> Layer:
-    layer = network.get_submodule(name)
-    assert isinstance(layer, Layer)
-    return layer

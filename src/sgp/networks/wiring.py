@@ -10,7 +10,7 @@ Where outputs of several layers are added, as around a residual block, an input 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +64,13 @@ class Wiring:
     def from_dict(cls, plain: Mapping[str, Any]) -> Wiring:
         """Create a wiring from the result of `to_dict`."""
         return cls({name: Place(each["norm"], tuple(each["sources"])) for name, each in plain.items()})
+
+
+def get_layer(network: nn.Module, name: str) -> Layer:
+    """Return a linear layer or convolution of a network by its name."""
+    layer = network.get_submodule(name)
+    assert isinstance(layer, Layer)
+    return layer
 
 
 def count_units(layer: Layer) -> int:
@@ -129,7 +136,7 @@ def find_wiring(network: nn.Module, inputs: Tensor, head: int, *, exclude: Seque
 
 
 def _find_norm_owners(
-    network: nn.Module, layers: Mapping[str, Layer], norms: Mapping[str, nn.Module], inputs: Tensor, head: int
+    network: nn.Module, layers: Iterable[str], norms: Iterable[str], inputs: Tensor, head: int
 ) -> dict[str, str]:
     """Return the layer whose output each norm reads; norms that read something else are left out."""
     # The tensors are kept, so that no later one gets the same id.
@@ -149,7 +156,7 @@ def _find_norm_owners(
 
 
 def _find_sources(
-    network: nn.Module, layers: Mapping[str, Layer], gates: Mapping[str, str], inputs: Tensor, head: int
+    network: nn.Module, layers: Iterable[str], gates: Mapping[str, str], inputs: Tensor, head: int
 ) -> dict[str, set[str]]:
     """Return the layers from which each layer's input is computed, with no layer in between.
 
@@ -158,7 +165,7 @@ def _find_sources(
 
     Args:
         network: Network to run.
-        layers: Layers by name.
+        layers: Names of the layers.
         gates: Layer of each module behind which units are gated.
         inputs: Inputs of the network.
         head: Index of the head to run.
@@ -191,8 +198,7 @@ def _find_sources(
                 sources[name].add(leaves[id(leaf)][1])
             pending += [following for following, _ in node.next_functions]
 
-    gate_modules = {gate: network.get_submodule(gate) for gate in gates}
-    with torch.enable_grad(), _hooks(network, before=(layers, before), after=(gate_modules, after)):
+    with torch.enable_grad(), _hooks(network, before=(layers, before), after=(gates, after)):
         network(cut(inputs, INPUT), head)
     return sources
 
@@ -220,8 +226,7 @@ def _check_gates(network: nn.Module, layers: Mapping[str, Layer], wiring: Wiring
                 f"{' and '.join(sources)} and it mixes units, or does not preserve 0"
             )
 
-    gate_modules = {gate: network.get_submodule(gate) for gate in gates}
-    with torch.no_grad(), _hooks(network, before=(layers, before), after=(gate_modules, after)):
+    with torch.no_grad(), _hooks(network, before=(layers, before), after=(gates, after)):
         network(inputs, head)
 
 
@@ -229,18 +234,18 @@ def _check_gates(network: nn.Module, layers: Mapping[str, Layer], wiring: Wiring
 def _hooks(
     network: nn.Module,
     *,
-    before: tuple[Mapping[str, nn.Module], Callable[[str, Tensor], None]],
-    after: tuple[Mapping[str, nn.Module], Callable[[str, Tensor], Tensor | None]],
+    before: tuple[Iterable[str], Callable[[str, Tensor], None]],
+    after: tuple[Iterable[str], Callable[[str, Tensor], Tensor | None]],
 ) -> Iterator[None]:
     """Enter eval mode, and call functions with the name and input of modules, or with their name and output."""
     modes = {module: module.training for module in network.modules()}
     with ExitStack() as stack:
-        for name, module in before[0].items():
-            hook = module.register_forward_pre_hook(lambda _, args, name=name: before[1](name, args[0]))
-            stack.callback(hook.remove)
-        for name, module in after[0].items():
-            hook = module.register_forward_hook(lambda _, args, output, name=name: after[1](name, output))
-            stack.callback(hook.remove)
+        for name in before[0]:
+            module = network.get_submodule(name)
+            stack.enter_context(module.register_forward_pre_hook(lambda _, args, name=name: before[1](name, args[0])))
+        for name in after[0]:
+            module = network.get_submodule(name)
+            stack.enter_context(module.register_forward_hook(lambda _, args, output, name=name: after[1](name, output)))
         network.eval()
         try:
             yield
