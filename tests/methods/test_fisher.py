@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.methods import Batch
-from sgp.methods.fisher import _Call, compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
+from sgp.methods.fisher import compute_batch_fisher, compute_sample_fisher, preserve_state, use_drawn_labels
 from sgp.networks import MLP, LeNet, ResNet18
 
 N = 5
@@ -292,20 +292,6 @@ def test_the_result_is_the_same_under_no_grad(case: str) -> None:
             found = find(parameters, [batch], make_log_likelihood(network))
         assert all(torch.equal(found[name], value) for name, value in expected.items())
         assert any(value.any() for value in found.values())
-
-
-def test_a_backward_pass_for_each_example_keeps_no_gradients_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_calls: list[_Call] = []
-
-    def call(*args: Any) -> _Call:
-        made_calls.append(_Call(*args))
-        return made_calls[-1]
-
-    monkeypatch.setattr("sgp.methods.fisher._Call", call)
-    network, batch = make_method("twice")
-    compute_sample_fisher(network, dict(network.named_parameters()), [batch], make_log_likelihood(network))
-    assert made_calls
-    assert all(len(each.deltas) <= 1 for each in made_calls)
 
 
 def test_a_log_likelihood_of_a_wrong_shape_or_without_graph_is_an_error() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sgp.methods.calls import compute_gradients, record_calls
 from sgp.methods.method import Batch, clone_tensors, use_mode
 from sgp.projection.layer_types import get_layer_type
 
 LogLikelihood = Callable[[Batch], Tensor]
+# The input of each call of a layer, and the gradient of its output.
+Calls = Sequence[tuple[Tensor, Tensor]]
 
 # Gradients of examples with positions are computed for as many at a time as fit in this, and in a cache.
 FLOATS_PER_CHUNK = 2**20
@@ -71,7 +73,7 @@ def compute_batch_fisher(
     count = size = 0
     for batch in batches:
         size = size or len(batch[1])
-        gradients = _compute_gradients(_evaluate(batch, log_likelihood).mean(), parameters)
+        gradients, _ = compute_gradients(_evaluate(batch, log_likelihood, parameters).mean(), parameters)
         for name, gradient in gradients.items():
             fisher[name].addcmul_(gradient, gradient, value=size)
         count += len(batch[1])
@@ -115,14 +117,6 @@ def preserve_state(network: nn.Module, *, training: bool) -> Iterator[None]:
                 buffer.copy_(buffers[name])
 
 
-@dataclass
-class _Call:
-    """A call of a layer: its input, and the gradient of its output after the backward pass."""
-
-    input: Tensor
-    deltas: list[Tensor] = field(default_factory=list)
-
-
 class _GradientSums(NamedTuple):
     """Sums over the examples' gradients of one parameter.
 
@@ -154,14 +148,18 @@ def _sum_squares(
     network: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, log_likelihood: LogLikelihood
 ) -> dict[str, Tensor]:
     """Sum the squared gradients of a batch's examples, for each parameter that has any."""
-    calls: dict[nn.Module, list[_Call]] = {}
-    with _record_calls(network, parameters, len(batch[1]), calls):
-        values = _evaluate(batch, log_likelihood)
-        gradients = _compute_gradients(values.sum(), parameters, retain_graph=True)
+    layers = _find_layers(network, parameters)
+    with _expand_lookups(layers.values(), len(batch[1])), record_calls(layers) as calls:
+        values = _evaluate(batch, log_likelihood, parameters)
+    gradients, deltas = compute_gradients(values.sum(), parameters, calls, retain_graph=True)
+    by_layer: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for call, delta in deltas:
+        by_layer.setdefault(call.layer, []).append((call.input.detach(), delta))
     names = {id(parameter): name for name, parameter in parameters.items()}
     squares: dict[str, Tensor] = {}
     with torch.no_grad():
-        for module, own in calls.items():
+        for layer, own in by_layer.items():
+            module = layers[layer]
             for leaf, sums in _sum_layer(module, own, len(values)).items():
                 name = names.get(id(module._parameters.get(leaf)))
                 # If the sum is the gradient that autograd computed, the parameter is used nowhere else.
@@ -171,30 +169,20 @@ def _sum_squares(
     if rest:
         squares |= {name: torch.zeros_like(parameter) for name, parameter in rest.items()}
         for value in values:
-            for name, gradient in _compute_gradients(value, rest, retain_graph=True).items():
+            for name, gradient in compute_gradients(value, rest, retain_graph=True)[0].items():
                 squares[name].addcmul_(gradient, gradient)
     return squares
 
 
-def _evaluate(batch: Batch, log_likelihood: LogLikelihood) -> Tensor:
+def _evaluate(batch: Batch, log_likelihood: LogLikelihood, parameters: Mapping[str, nn.Parameter]) -> Tensor:
     values = log_likelihood(batch)
     if values.shape != (len(batch[1]),):
         raise ValueError(
             f"log_likelihood must return a number for each of {len(batch[1])} examples, got {tuple(values.shape)}"
         )
-    return values
-
-
-def _compute_gradients(
-    value: Tensor, parameters: Mapping[str, nn.Parameter], *, retain_graph: bool = False
-) -> dict[str, Tensor]:
-    """Return the gradients of the parameters that a value depends on; .grad and hooks on parameters stay untouched."""
-    if not parameters:
-        return {}
-    if not value.requires_grad:
+    if parameters and not values.requires_grad:
         raise ValueError("log_likelihood has no gradient: does it run the network under no_grad, or detach its output?")
-    found = torch.autograd.grad(value, list(parameters.values()), retain_graph=retain_graph, allow_unused=True)
-    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+    return values
 
 
 def _divide(sums: dict[str, Tensor], count: int) -> dict[str, Tensor]:
@@ -203,35 +191,30 @@ def _divide(sums: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     return {name: total / count for name, total in sums.items()}
 
 
-@contextmanager
-def _record_calls(
-    network: nn.Module, parameters: Mapping[str, nn.Parameter], count: int, calls: dict[nn.Module, list[_Call]]
-) -> Iterator[None]:
-    """Record the calls, and the backward pass, of all supported layers that own one of the parameters."""
+def _find_layers(network: nn.Module, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Module]:
+    """Return the supported layers that own one of the parameters, by name."""
     wanted = {id(parameter) for parameter in parameters.values()}
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if _is_supported(module) and any(id(parameter) in wanted for parameter in module.parameters(recurse=False))
+    }
+
+
+@contextmanager
+def _expand_lookups(layers: Iterable[nn.Module], count: int) -> Iterator[None]:
+    """Let an input that embeddings look up once for all examples, such as positions, become one for each.
+
+    So each example has a gradient.
+    """
 
     def expand(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        # An input that is looked up once for all examples, such as positions, becomes one for each, so that each
-        # example has a gradient.
         if len(args) == 1 and args[0].dim() > 1 and len(args[0]) == 1:
             return (args[0].expand(count, *args[0].shape[1:]),)
         return None
 
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        if output.requires_grad:
-            call = _Call((args[0] if args else kwargs["input"]).detach())
-            # A hook on the tensor as it is now, since it may be changed in place later.
-            hooks.enter_context(output.register_hook(call.deltas.append))  # type: ignore[no-untyped-call]
-            calls.setdefault(module, []).append(call)
-
-    layers = [
-        module
-        for module in network.modules()
-        if _is_supported(module) and any(id(parameter) in wanted for parameter in module.parameters(recurse=False))
-    ]
     with ExitStack() as hooks:
         for module in layers:
-            hooks.enter_context(module.register_forward_hook(record, with_kwargs=True))
             if isinstance(module, nn.Embedding):
                 hooks.enter_context(module.register_forward_pre_hook(expand))
         yield
@@ -244,10 +227,9 @@ def _is_supported(module: nn.Module) -> bool:
     return type(module) in (*CHANNEL_NORMS, *LAST_NORMS, nn.Embedding)
 
 
-def _sum_layer(module: nn.Module, calls: list[_Call], count: int) -> dict[str, _GradientSums]:
+def _sum_layer(module: nn.Module, calls: Calls, count: int) -> dict[str, _GradientSums]:
     """Sum the gradients of a layer's own parameters over all its calls."""
-    calls = [call for call in calls if call.deltas]
-    if not calls or any(len(call.input) != count for call in calls):
+    if any(len(inputs) != count for inputs, _ in calls):
         return {}
     if isinstance(module, nn.Embedding):
         return {"weight": _sum_embedding(module, calls, count)}
@@ -258,8 +240,8 @@ def _sum_layer(module: nn.Module, calls: list[_Call], count: int) -> dict[str, _
     groups = module.groups if isinstance(module, Convolution) else 1
     # [groups, n, positions, inputs] and [groups, n, positions, outputs]; a second call is like more positions.
     rows, deltas = [], []
-    for call in calls:
-        inputs, (delta,) = layer_type.unfold_rows(module, call.input), call.deltas
+    for given, delta in calls:
+        inputs = layer_type.unfold_rows(module, given)
         rows.append(inputs.reshape(groups, count, -1, inputs.shape[-1]))
         if isinstance(module, Convolution):
             delta = delta.reshape(count, groups, delta.shape[1] // groups, -1).permute(1, 0, 3, 2)
@@ -290,9 +272,9 @@ def _sum_products(X: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
     return total, square
 
 
-def _sum_embedding(module: nn.Embedding, calls: list[_Call], count: int) -> _GradientSums:
-    ids = torch.cat([call.input.reshape(count, -1) for call in calls], dim=1)
-    deltas = torch.cat([call.deltas[0].reshape(count, -1, module.embedding_dim) for call in calls], dim=1)
+def _sum_embedding(module: nn.Embedding, calls: Calls, count: int) -> _GradientSums:
+    ids = torch.cat([inputs.reshape(count, -1) for inputs, _ in calls], dim=1)
+    deltas = torch.cat([delta.reshape(count, -1, module.embedding_dim) for _, delta in calls], dim=1)
     if module.padding_idx is not None:
         deltas = deltas * (ids != module.padding_idx).unsqueeze(-1)
     # Sum over the positions of a token inside each example.
@@ -304,16 +286,15 @@ def _sum_embedding(module: nn.Embedding, calls: list[_Call], count: int) -> _Gra
     return _GradientSums(total, square, square.sum())
 
 
-def _sum_norm(module: nn.Module, calls: list[_Call]) -> dict[str, _GradientSums]:
+def _sum_norm(module: nn.Module, calls: Calls) -> dict[str, _GradientSums]:
     own = module._parameters
     neutral_values = {"weight": torch.ones_like, "bias": torch.zeros_like}
     neutral = {leaf: fill(own[leaf]) for leaf, fill in neutral_values.items() if own.get(leaf) is not None}  # type: ignore[arg-type]
     # Copies, since a call in train mode updates the running statistics once more.
     neutral |= clone_tensors(module.named_buffers())
     parts: dict[str, list[Tensor]] = {}
-    for call in calls:
-        (delta,) = call.deltas
-        normalized = torch.func.functional_call(module, neutral, (call.input,))
+    for inputs, delta in calls:
+        normalized = torch.func.functional_call(module, neutral, (inputs,))
         for leaf, each in (("weight", delta * normalized), ("bias", delta)):
             parameter = own.get(leaf)
             if parameter is None:
