@@ -188,7 +188,26 @@ class EWC(Finetune):
         self._anchor = [parameter.detach().clone() for parameter in self.parameters]
 
 
-class SGP(Finetune):
+class WithMemory(Finetune):
+    """Base class of methods whose steps a memory projects."""
+
+    memory: sgp.GradientMemory
+
+    def attach(self, optimizer: Optimizer) -> None:
+        self._hook = self.memory.attach(optimizer, every=self.settings.every)
+
+    def end_steps(self) -> None:
+        self._hook.detach()
+
+    def end_task(self, batches: Sequence[Batch]) -> None:
+        self.memory.update(batches)
+
+    def count_bytes(self) -> int:
+        bases = {id(bases): bases for bases in self.memory.subspaces.values()}
+        return sum(each.nbytes for each in bases.values())
+
+
+class SGP(WithMemory):
     """Project steps by a memory of the calibration text."""
 
     alpha: float | None = None
@@ -207,18 +226,6 @@ class SGP(Finetune):
         memory.update(self.calibration)
         memory.save(file)
         return memory
-
-    def attach(self, optimizer: Optimizer) -> None:
-        self._hook = self.memory.attach(optimizer, every=self.settings.every)
-
-    def end_steps(self) -> None:
-        self._hook.detach()
-
-    def end_task(self, batches: Sequence[Batch]) -> None:
-        self.memory.update(batches)
-
-    def count_bytes(self) -> int:
-        return _count_bytes(self.memory)
 
 
 class GPM(SGP):
@@ -257,7 +264,7 @@ class LoRA(Finetune):
         return sum(parameter.nbytes for parameter in self.parameters)
 
 
-class LoRAMemory(LoRA):
+class LoRAMemory(WithMemory, LoRA):
     """A new adapter for each task whose update is projected by a memory of the calibration text."""
 
     def __init__(self, *args: Any) -> None:
@@ -278,17 +285,8 @@ class LoRAMemory(LoRA):
 
         next_adapter(self.adapted, self.memory)
 
-    def attach(self, optimizer: Optimizer) -> None:
-        self._hook = self.memory.attach(optimizer, every=self.settings.every)
-
-    def end_steps(self) -> None:
-        self._hook.detach()
-
-    def end_task(self, batches: Sequence[Batch]) -> None:
-        self.memory.update(batches)
-
     def count_bytes(self) -> int:
-        return super().count_bytes() + _count_bytes(self.memory)
+        return super().count_bytes() + LoRA.count_bytes(self)
 
 
 class OSF(Finetune):
@@ -308,10 +306,6 @@ class OSF(Finetune):
         del self.model.peft_config
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
-
-
-def _count_bytes(memory: sgp.GradientMemory) -> int:
-    return sum(bases.nbytes for bases in {id(bases): bases for bases in memory.subspaces.values()}.values())
 
 
 METHODS: dict[str, Callable[..., Finetune]] = {

@@ -115,18 +115,3 @@ def test_a_complete_data_set_is_described_in_a_sentence(tmp_path: Path) -> None:
         == "15000 training and 4500 test sentences of 150 intents"
     )
     assert check_one("fivetext", write_fivetext(tmp_path)).detail == "300 training and 50 test texts of 5 tasks"
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: CLINC150(tasks=11), "tasks"),
-        (lambda: CLINC150(length=1), "length"),
-        (lambda: CLINC150(sentences=101), "sentences"),
-        (lambda: FiveText(texts=1), "texts"),
-        (lambda: FiveText(validation=1.0), "validation"),
-    ],
-)
-def test_a_setting_out_of_range_is_named_in_the_error(make: Any, name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        make()

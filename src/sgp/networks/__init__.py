@@ -88,13 +88,5 @@ for _network in (
     NETWORKS.add(_network.name, _network)
 
 __all__ = ["MLP", "NETWORKS", "AlexNet", "LeNet", "MiniLM", "Network", "ResNet18"]
-__getattr__ = load_lazily(
-    __name__,
-    {
-        "AlexNet": "sgp.networks.alexnet",
-        "LeNet": "sgp.networks.lenet",
-        "MLP": "sgp.networks.mlp",
-        "MiniLM": "sgp.networks.minilm",
-        "ResNet18": "sgp.networks.resnet18",
-    },
-)
+_CLASSES = ("AlexNet", "LeNet", "MLP", "MiniLM", "ResNet18")
+__getattr__ = load_lazily(__name__, {name: f"{__name__}.{name.lower()}" for name in _CLASSES})
