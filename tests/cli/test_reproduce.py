@@ -45,7 +45,7 @@ def small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the table of SMALL in place of the paper's."""
     (tmp_path / "small.yaml").write_text(SMALL)
     cells = read_cells(tmp_path / "small.yaml")
-    for module in ("sgp.paper.results", "sgp.report.reproduction", "sgp.cli.reproduce"):
+    for module in ("sgp.paper", "sgp.report.reproduction", "sgp.cli.reproduce"):
         monkeypatch.setattr(f"{module}.find_cells", lambda: cells)
 
 

@@ -15,8 +15,7 @@ from sgp.cli.sweep import Options as SweepOptions
 from sgp.experiments.config import as_command
 from sgp.experiments.display import span
 from sgp.experiments.sweep import Sweep, expand_grids
-from sgp.paper import find_cells
-from sgp.paper.results import TABLES
+from sgp.paper import TABLES, find_cells
 from sgp.registry import unknown
 from sgp.report import words
 from sgp.report.reproduction import (

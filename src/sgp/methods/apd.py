@@ -11,9 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
-from sgp.methods.method import Batch, Method, Moment, NormStatistics, clone_tensors, count_parameters, sum_bytes
+from sgp.methods.method import (
+    Batch,
+    Method,
+    Moment,
+    NormStatistics,
+    Stateful,
+    clone_tensors,
+    count_parameters,
+    sum_bytes,
+)
 from sgp.methods.settings import APDFacts, APDSettings
-from sgp.methods.state import Stateful
 from sgp.patterns import find_pattern
 
 # Random starts of k-means, and the most iterations of each.

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from sgp.methods.fisher import compute_sample_fisher, preserve_state, use_drawn_labels
-from sgp.methods.hooks import make_weak
-from sgp.methods.method import Batch, Method, NormStatistics, sum_bytes
+from sgp.methods.method import Batch, Method, NormStatistics, make_weak, sum_bytes
 from sgp.methods.settings import BLIPFacts, BLIPSettings
 from sgp.projection.norm_stats import FrozenNormStatistics
 from sgp.projection.scan import Scan, ScanRules, scan_model

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sgp.methods.state import Stateful
+from sgp.methods.method import Stateful
 
 # Tensors by name, with one row for each example.
 Rows = Mapping[str, Tensor]

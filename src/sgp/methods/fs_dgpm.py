@@ -14,10 +14,9 @@ from torch.optim import SGD, Optimizer
 from sgp.methods.buffer import Reservoir
 from sgp.methods.calls import compute_gradients, record_calls
 from sgp.methods.gpm import GPM, check_no_embeddings, embed_matrices, get_matrices
-from sgp.methods.method import Batch, Moment, sum_bytes
+from sgp.methods.method import Batch, Moment, Stateful, sum_bytes
 from sgp.methods.replay import append_drawn, make_rows
 from sgp.methods.settings import FSDGPMFacts, FSDGPMSettings
-from sgp.methods.state import Stateful
 from sgp.projection import GradientMemory
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer

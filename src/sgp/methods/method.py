@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from sgp.methods.settings import MethodFacts, NoSettings
-from sgp.methods.state import Stateful
 
 __all__ = ["Batch", "Method", "Moment", "NoSettings", "NormStatistics"]
 
@@ -37,6 +37,36 @@ class Moment:
     epoch: int
     share_of_epoch: float
     share_of_task: float
+
+
+class Stateful:
+    """Object whose state is made up of some of its attributes.
+
+    Attributes:
+        state_names: Names of these attributes: numbers, strings, tensors, and dicts and lists of these. An underscore
+            in front is not part of the name in `state_dict`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs; a method's `trained_module` is stored separately."""
+        return {name.removeprefix("_"): _copy_state(getattr(self, name), clone=False) for name in self.state_names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state_dict`."""
+        for name in self.state_names:
+            # Copies of the tensors, since some are changed in place later.
+            setattr(self, name, _copy_state(state[name.removeprefix("_")], clone=True))
+
+
+def _copy_state(value: Any, *, clone: bool) -> Any:
+    """Copy dicts and lists, and if asked for the tensors in them."""
+    if isinstance(value, Mapping):
+        return {key: _copy_state(item, clone=clone) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy_state(item, clone=clone) for item in value]
+    return value.clone() if clone and isinstance(value, Tensor) else value
 
 
 class Method(MethodFacts, Stateful, Generic[S]):
@@ -191,6 +221,20 @@ class Method(MethodFacts, Stateful, Generic[S]):
     def compute_capacity(self) -> float:
         """Return the number of parameters that inference uses, in percent of the network's own."""
         return 100.0
+
+
+def make_weak(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a bound method as long as its object is alive, and otherwise returns None.
+
+    A hook that is a bound method would be a reference cycle, which keeps the network alive.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **options: Any) -> Any:
+        bound = reference()
+        return None if bound is None else bound(*args, **options)
+
+    return call
 
 
 def match_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from sgp.methods.hooks import make_weak
-from sgp.methods.method import Method
+from sgp.methods.method import Method, make_weak
 from sgp.methods.settings import PenaltySettings
 from sgp.patterns import find_pattern
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sgp.methods.hooks import make_weak
-from sgp.methods.method import Batch, clone_tensors, sum_bytes
+from sgp.methods.method import Batch, clone_tensors, make_weak, sum_bytes
 from sgp.methods.quadratic import Quadratic
 from sgp.methods.settings import SIFacts, SISettings
 

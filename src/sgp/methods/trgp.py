@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 from sgp.methods.calls import compute_gradients
 from sgp.methods.gpm import GPM, AnnotatedMemory, check_no_embeddings, embed_matrices, get_matrices
-from sgp.methods.method import Batch, concatenate_batches, sum_bytes, use_mode
+from sgp.methods.method import Batch, Stateful, concatenate_batches, sum_bytes, use_mode
 from sgp.methods.settings import TRGPFacts, TRGPSettings
-from sgp.methods.state import Stateful
 from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
