@@ -3,8 +3,7 @@
 Importing this package does not import torch.
 """
 
-from sgp.benchmarks.benchmark import Benchmark, GameBenchmark
-from sgp.benchmarks.settings import ALL
+from sgp.benchmarks.settings import ALL, Benchmark, GameBenchmark
 from sgp.registry import Registry
 
 BENCHMARKS: Registry[Benchmark | GameBenchmark] = Registry("benchmark")

@@ -6,7 +6,6 @@ network that keeps one hidden representation per order of pixels can learn them 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,60 +14,41 @@ import torch
 from sgp.benchmarks.settings import Digits
 from sgp.benchmarks.stream import Examples, Stream, Task, make_task
 from sgp.extras import import_extra
-from sgp.settings import Range, check_number
 
 PIXELS = 64
 CLASSES = 10
 SPLIT_CLASSES = 2
-SPLIT_TASKS = CLASSES // SPLIT_CLASSES
 
 
 def load_stream(settings: Digits, data: Path | None, seed: int) -> Stream:
-    """Load the tasks; the images come with scikit-learn, so the folder is ignored."""
-    whole = permute_digits(settings.tasks, seed) if settings.kind == "permuted" else split_digits(settings.tasks)
+    """Load the tasks; the images come with scikit-learn, so the folder is ignored.
 
-    def make(position: int) -> Task:
-        task = whole[position]
-        return make_task(task.name, task.head, task.train, task.test, settings, seed)
-
-    return replace(whole, make=make)
-
-
-def permute_digits(tasks: int = 10, seed: int = 0) -> Stream:
-    """Load the digits in one random order of pixels after another, without validation images.
-
-    The order depends on the seed and the task's index only, so a longer stream begins with the shorter one. Pixels are
-    standardized with one mean and one deviation, those of the training images.
-
-    Args:
-        tasks: Number of tasks.
-        seed: Seed that draws the orders of pixels.
+    Pixels are standardized with one mean and one deviation, those of the training images.
     """
-    check_number("tasks", tasks, Range(low=1))
-    check_number("seed", seed, Range(low=0))
-    train, test = _load_digits()
+    parts, (inputs, heads) = _load_digits(), settings.get_shape()
+    is_permuted = settings.kind == "permuted"
+    names = [
+        f"permutation {index}" if is_permuted else f"digits {SPLIT_CLASSES * index} and {SPLIT_CLASSES * index + 1}"
+        for index in range(settings.tasks if is_permuted else len(heads))
+    ]
 
     def make(index: int) -> Task:
-        order = torch.from_numpy(np.random.default_rng([seed, index]).permutation(PIXELS))
-        own, held = (Examples(part.inputs[:, order], part.labels) for part in (train, test))
-        return Task(names[index], 0, own, own[:0], held)
+        train, test = (_permute(part, seed, index) if is_permuted else _select(part, index) for part in parts)
+        return make_task(names[index], 0 if is_permuted else index, train, test, settings, seed)
 
-    names = [f"permutation {index}" for index in range(tasks)]
-    return Stream(names, (PIXELS,), [CLASSES], make)
+    return Stream(names, inputs, heads, make)
 
 
-def split_digits(tasks: int = SPLIT_TASKS) -> Stream:
-    """Load digits 0 and 1, then 2 and 3, and so on, each pair with a head of its own, without validation images."""
-    tasks = min(tasks, SPLIT_TASKS)
-    parts = _load_digits()
+def _permute(part: Examples, seed: int, index: int) -> Examples:
+    """Reorder the pixels; the order depends on seed and index only, so a longer stream begins with the shorter one."""
+    order = torch.from_numpy(np.random.default_rng([seed, index]).permutation(PIXELS))
+    return Examples(part.inputs[:, order], part.labels)
 
-    def make(index: int) -> Task:
-        pairs = (part[torch.nonzero(part.labels // SPLIT_CLASSES == index).flatten()] for part in parts)
-        train, test = (Examples(pair.inputs, pair.labels % SPLIT_CLASSES) for pair in pairs)
-        return Task(names[index], index, train, train[:0], test)
 
-    names = [f"digits {SPLIT_CLASSES * index} and {SPLIT_CLASSES * index + 1}" for index in range(tasks)]
-    return Stream(names, (PIXELS,), [SPLIT_CLASSES] * tasks, make)
+def _select(part: Examples, index: int) -> Examples:
+    """Select the two digits of a task."""
+    pair = part[torch.nonzero(part.labels // SPLIT_CLASSES == index).flatten()]
+    return Examples(pair.inputs, pair.labels % SPLIT_CLASSES)
 
 
 def _load_digits() -> tuple[Examples, Examples]:
