@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import epoch, methods, peak, resnet18, rl, small, steps, texts, update, wide
+from bench import epoch, methods, peak, rl, small, steps, texts, update, wide
 from bench.row import Row, as_ratio
 
 MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "resnet18", "rl", "small", "texts", "update", "wide", "peak")
@@ -110,7 +110,7 @@ def main() -> None:
         "epoch": ("epoch", lambda: [epoch.row(rounds=1 if quick else 5)]),
         "methods": ("steps of all methods", lambda: methods.rows(rounds=2 if quick else 7)),
         "ppo": ("PPO step", lambda: [steps.ppo_row(rounds=3 if quick else 12)]),
-        "resnet18": ("ResNet-18 step", lambda: [resnet18.row(rounds=3 if quick else 15)]),
+        "resnet18": ("ResNet-18 step", lambda: [steps.resnet18_row(rounds=3 if quick else 15)]),
         "rl": ("PPO on Atari", lambda: rl.rows(rounds=1 if quick else 3)),
         "small": ("steps of small networks", lambda: small.rows(rounds=20 if quick else 200)),
         "texts": ("MiniLM steps", lambda: texts.rows(rounds=1 if quick else 5)),

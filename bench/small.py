@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import sgp
 from bench.row import Row
-from bench.steps import make_step, random_subspace, remember
-from bench.timing import take_turns
+from bench.steps import compare, random_subspace
 
 LAYERS, BATCH = 12, 32
 WIDTHS = {
@@ -40,41 +37,27 @@ def rows(*, rounds: int) -> list[Row]:
     return [_measure(optimizer, network, rounds) for network in WIDTHS for optimizer in OPTIMIZERS]
 
 
-def _measure(optimizer_name: str, network: str, rounds: int) -> Row:
+def _measure(optimizer: str, network: str, rounds: int) -> Row:
     widths = WIDTHS[network]
     torch.manual_seed(0)
     plain = _make_network(widths)
-    attached = copy.deepcopy(plain)
     inputs, targets = torch.randn(BATCH, widths[0]), torch.randn(BATCH, widths[-1])
-    optimizers = [OPTIMIZERS[optimizer_name](model.parameters()) for model in (plain, attached)]
-    memory = sgp.GradientMemory(attached, threshold=0.97, alpha=10)
     # Bases for a quarter of the dimensions of each layer.
-    remember(memory, {str(2 * i): random_subspace(w + 1, w // 4, i) for i, w in enumerate(widths[:-1])})
-    hook = memory.attach(optimizers[1])
-
-    def loss(model: nn.Module) -> Tensor:
-        return F.mse_loss(model(inputs), targets)
-
-    ways = {
-        way: _add_scheduler(make_step(model, optimizer, loss), optimizer if "scheduled" in network else None)
-        for way, model, optimizer in zip(("plain", "sgp"), (plain, attached), optimizers, strict=True)
-    }
-    for _ in range(20):
-        for step in ways.values():
-            step()
-    times = take_turns(ways, rounds=rounds, repeat=5, warm=2)
-    return Row(
-        name=f"{network}, {optimizer_name}",
-        unit="s",
-        amounts={way: times.median(way) for way in ways},
-        against="plain",
-        ratio=times.ratio("sgp", to="plain"),
-        goal=GOALS[optimizer_name, network],
-        detail={
-            "calls per layer": count_calls(ways["sgp"]) / LAYERS,
-            "modes": hook.modes,
-            "rounds": dict(times.seconds),
-        },
+    bases = {str(2 * i): random_subspace(w + 1, w // 4, i) for i, w in enumerate(widths[:-1])}
+    return compare(
+        f"{network}, {optimizer}",
+        plain,
+        lambda model: F.mse_loss(model(inputs), targets),
+        OPTIMIZERS[optimizer],
+        bases,
+        {"threshold": 0.97, "alpha": 10},
+        GOALS[optimizer, network],
+        is_scheduled="scheduled" in network,
+        untimed=20,
+        describe=lambda step: {"calls per layer": count_calls(step) / LAYERS},
+        rounds=rounds,
+        repeat=5,
+        warm=2,
     )
 
 
@@ -99,15 +82,3 @@ def _make_network(widths: list[int]) -> nn.Sequential:
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-def _add_scheduler(step: Callable[[], None], optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
-    if optimizer is None:
-        return step
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1_000_000)
-
-    def step_both() -> None:
-        step()
-        scheduler.step()
-
-    return step_both
