@@ -66,7 +66,7 @@ class FSDGPM(FSDGPMFacts, GPM):
         super().__init__(network, settings, exclude=exclude)
         self.buffer = Reservoir(settings.memory_size)
         self._scan = scan_model(network, ScanRules(tuple(exclude), settings.bias, settings.norms))
-        check_no_embeddings(self.name, self._scan)
+        check_no_embeddings(self.name, self._scan.layers)
         # By layer: lambda, or u of which lambda is the sigmoid; and its momentum.
         self._soft: dict[str, Tensor] = {}
         self._soft_momentum: dict[str, Tensor] = {}

@@ -22,7 +22,6 @@ from sgp.projection.gram import InputGram
 from sgp.projection.hook import OptimizerHook
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.modes import Mode
-from sgp.projection.scan import Scan
 from sgp.projection.subspace import Bases, Choice, find_minimal_rank
 
 # A curve over a layer's bases is logged at this many of them.
@@ -241,9 +240,9 @@ def sample_curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
     return [(position, float(f"{descending[position - 1]:.4g}")) for position in kept]
 
 
-def check_no_embeddings(method: str, scan: Scan) -> None:
+def check_no_embeddings(method: str, layers: Mapping[str, ProtectedLayer]) -> None:
     """Raise if an embedding is protected, for methods that need bases that are vectors."""
-    for name, layer in scan.layers.items():
+    for name, layer in layers.items():
         if layer.layer_type.is_lookup:
             raise TypeError(f"{name!r} is an embedding, whose bases are tokens, and {method} has no form for those")
 

@@ -20,7 +20,6 @@ from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
-from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Bases, Choice, compute_coefficients, find_minimal_rank
 
 
@@ -162,17 +161,15 @@ class TRGP(TRGPFacts, GPM):
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.memory.without_strongest = settings.appended == "all-but-strongest"
-        scan = scan_model(network, ScanRules(tuple(exclude), settings.bias, settings.norms))
-        check_no_embeddings(self.name, scan)
+        layers = self.memory.layers
+        check_no_embeddings(self.name, layers)
         unscaled = [settings.unscaled] if settings.unscaled else []
-        check_patterns(network, unscaled, "unscaled", scan.layers)
+        check_patterns(network, unscaled, "unscaled", layers)
         # A weight that has inputs on both sides has no single space.
         self._layers = {
-            name: layer
-            for name, layer in scan.layers.items()
-            if not layer.is_two_sided and not find_pattern(name, unscaled)
+            name: layer for name, layer in layers.items() if not layer.is_two_sided and not find_pattern(name, unscaled)
         }
-        self._first_layer = next(iter(scan.layers))
+        self._first_layer = next(iter(layers))
         self._scales = nn.ParameterDict()
         self._trained = nn.ModuleDict({"network": network, "scales": self._scales})
         self._head: str | None = None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sgp import paper
-from sgp.benchmarks.metrics import relative_fwt
 from sgp.experiments.config import configure, is_whole
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
@@ -302,11 +301,6 @@ def find_reference(group: Group, groups: Sequence[Group]) -> Group | None:
     """Return GPM's group of the same protocol, by which time, memory and transfer are measured; None without one."""
     same = [each for each in groups if each.method == "gpm" and each.protocol == group.protocol]
     return min(same, key=lambda each: len(each.changes), default=None)
-
-
-def compute_relative_transfer(group: Group, reference: Group) -> float:
-    """Return the forward transfer relative to another group, in points of accuracy."""
-    return relative_fwt(group.accuracies, reference.accuracies)
 
 
 def make_labels(groups: Sequence[Group]) -> dict[int, str]:

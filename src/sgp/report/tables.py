@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgp import paper
+from sgp.benchmarks.metrics import relative_fwt
 from sgp.experiments.config import configure
 from sgp.experiments.display import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
-from sgp.report.groups import Group, compute_relative_transfer, find_reference
+from sgp.report.groups import Group, find_reference
 from sgp.report.reproduction import EXPLANATION, Outcome, explain_spread, reproduce
 
 DATA = {
@@ -193,7 +194,9 @@ def make_name_cell(each: Group) -> Cell:
 def _make_result_row(each: Group, groups: Sequence[Group], *, has_capacity: bool) -> list[Cell]:
     link, bwts = each.anchor, each.bwts
     reference = find_reference(each, groups)
-    transfer = None if reference in (None, each) else compute_relative_transfer(each, reference)
+    transfer = None
+    if reference is not None and reference is not each:
+        transfer = relative_fwt(each.accuracies, reference.accuracies)
     return [
         make_name_cell(each),
         Cell(words.format_spread(each.accs, 2), each.acc, link),
