@@ -44,18 +44,9 @@ class Cell:
     tone: str = ""
 
 
-def make_cell(value: float | None, text: str | Callable[[float], str], link: str = "", note: str = "") -> Cell:
-    """Return the cell of a number, or an empty cell without one.
-
-    Args:
-        value: Number to sort by.
-        text: Text of the number, or a function that formats it.
-        link: Anchor of the runs behind the number.
-        note: Short remark beside the text.
-    """
-    if value is None:
-        return Cell()
-    return Cell(text if isinstance(text, str) else text(value), value, link, note)
+def make_cell(value: float | None, text: Callable[[float], str], link: str = "") -> Cell:
+    """Return the cell of a number as a function formats it, or an empty cell without a number."""
+    return Cell() if value is None else Cell(text(value), value, link)
 
 
 @dataclass(frozen=True)
@@ -112,10 +103,12 @@ def make_paper_table(benchmark: str, groups: Sequence[Group]) -> Table | None:
     outcomes = reproduce([run.record for each in groups for run in each.runs], cells).outcomes
     anchors = {run.path: each.anchor for each in groups for run in each.runs}
     has_capacity = any("capacity" in cell.numbers for cell in cells)
-    own, theirs = ("Capacity (%)", "capacity (%)") if has_capacity else ("BWT (%)", "BWT (%)")
     columns = [Column("Method", numeric=False), Column("Runs"), Column("ACC (%)"), Column("Paper: ACC (%)", paper=True)]
-    columns += [Column("z of ACC"), Column("BWT (%)"), *([Column(own)] if has_capacity else [])]
-    columns += [Column(f"Paper: {theirs}", paper=True), *([] if has_capacity else [Column("z of BWT")])]
+    columns += [Column("z of ACC"), Column("BWT (%)")]
+    if has_capacity:
+        columns += [Column("Capacity (%)"), Column("Paper: capacity (%)", paper=True)]
+    else:
+        columns += [Column("Paper: BWT (%)", paper=True), Column("z of BWT")]
     columns += [Column("Status", numeric=False)]
     rows = [
         _make_paper_row(each, anchors[each.runs[0].path] if each.runs else "", has_capacity=has_capacity)
