@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -76,31 +75,6 @@ class SpectrumMemory(AnnotatedMemory):
         if len(spectrum):
             self._add_note(grown, spectrum)
         return grown
-
-
-@dataclass(frozen=True)
-class _TextBatches:
-    """Batches of texts of similar length, so that little padding is computed: a text's output is its own affair.
-
-    Attributes:
-        batches: Batches of texts.
-        token_mask: Function that returns which positions of texts are no padding.
-        samples: Number of texts.
-    """
-
-    batches: Iterable[Batch]
-    token_mask: Callable[[Tensor], Tensor]
-    samples: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        left = self.samples
-        for inputs, labels in self.batches:
-            inputs, labels = inputs[:left], labels[:left]
-            left -= len(labels)
-            for rows in torch.split(self.token_mask(inputs).sum(1).argsort(stable=True), TEXTS_PER_BATCH):
-                yield inputs[rows], labels[rows]
-            if left == 0:
-                return
 
 
 class GPM(GPMFacts, Method[GPMSettings]):
@@ -189,7 +163,7 @@ class GPM(GPMFacts, Method[GPMSettings]):
         # If layers need different numbers of texts, each takes the first ones, which must not be the short ones.
         if token_mask is None or isinstance(samples, dict):
             return batches
-        return _TextBatches(batches, token_mask, samples)
+        return sort_texts(batches, token_mask, samples)
 
     def _get_mask(self, batch: Batch) -> Tensor | None:
         """Return which positions are no padding, if the network has padding."""
@@ -231,6 +205,25 @@ class GPM(GPMFacts, Method[GPMSettings]):
                 positions = torch.logspace(0, math.log10(len(sigma) or 1), POINTS)
                 values["singular values"] = sample_curve(sigma, positions)
         return found
+
+
+def sort_texts(batches: Iterable[Batch], token_mask: Callable[[Tensor], Tensor], samples: int) -> list[Batch]:
+    """Return texts in batches of similar length, so that little padding is computed: a text's output is its own affair.
+
+    Args:
+        batches: Batches of texts.
+        token_mask: Function that returns which positions of texts are no padding.
+        samples: Number of texts, of which the first ones are taken.
+    """
+    found: list[Batch] = []
+    for inputs, labels in batches:
+        inputs, labels = inputs[:samples], labels[:samples]
+        samples -= len(labels)
+        order = token_mask(inputs).sum(1).argsort(stable=True)
+        found += [(inputs[rows], labels[rows]) for rows in torch.split(order, TEXTS_PER_BATCH)]
+        if samples == 0:
+            break
+    return found
 
 
 def sample_curve(values: Tensor, positions: Tensor) -> list[tuple[int, float]]:
