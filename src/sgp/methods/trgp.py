@@ -20,6 +20,7 @@ from sgp.patterns import check_patterns, find_pattern
 from sgp.projection import Subspace
 from sgp.projection.gram import InputGram
 from sgp.projection.layer import ProtectedLayer
+from sgp.projection.scan import ScanRules, scan_model
 from sgp.projection.subspace import Bases, Choice, compute_coefficients, find_minimal_rank
 
 
@@ -161,7 +162,8 @@ class TRGP(TRGPFacts, GPM):
     def __init__(self, network: nn.Module, settings: TRGPSettings, *, exclude: Sequence[str] = ()) -> None:
         super().__init__(network, settings, exclude=exclude)
         self.memory.without_strongest = settings.appended == "all-but-strongest"
-        layers = self.memory.layers
+        # Not those of the memory, which it replaces in an update, and which hold its bases.
+        layers = scan_model(network, ScanRules(tuple(exclude), settings.bias, settings.norms)).layers
         check_no_embeddings(self.name, layers)
         unscaled = [settings.unscaled] if settings.unscaled else []
         check_patterns(network, unscaled, "unscaled", layers)
