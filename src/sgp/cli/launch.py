@@ -7,35 +7,31 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
-from sgp.benchmarks.stream import Stream
 from sgp.cli.interrupt import INTERRUPTED, raise_on_interrupt
-from sgp.cli.show import print_run
-from sgp.experiments.config import AnyConfig, Config
-from sgp.experiments.display import Display
-from sgp.experiments.experiment import Callback
+from sgp.cli.show import print_summary
+from sgp.experiments.callbacks import Callback, Display, make_tensorboard_callbacks
+from sgp.experiments.config import Config
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.summary import read_summary
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.experiments.tensorboard import make_tensorboard_callbacks
 from sgp.rl import load_games
 from sgp.rl.settings import GameError
 
 if TYPE_CHECKING:
     from sgp.cli.run import Place
-    from sgp.experiments.game_display import GameDisplay
-    from sgp.experiments.ppo import PPOTrainer
-    from sgp.rl.games import GameStream
 
 ERRORS = (ValueError, ImportError, RunError, GameError)
 
 
-def launch(config: AnyConfig, place: Place, scripts: Sequence[str] = ()) -> int:
+def launch(config: Config[Any], place: Place, scripts: Sequence[str] = ()) -> int:
     """Run a config from its beginning or from its checkpoint, and return the exit code.
 
     Args:
@@ -58,48 +54,34 @@ def find_exit_code(error: Exception) -> int:
     return 1 if isinstance(error, DataError | RunError | GameError) else 2
 
 
-def load_stream(config: AnyConfig, data: Path | None) -> Stream | GameStream:
-    """Load the data or the games of a config.
+def load_stream(config: Config[Any], data: Path | None) -> Any:
+    """Load the tasks or the games of a config.
 
     Args:
         config: Config of the run.
         data: Folder with the data sets; None for $SGP_DATA.
     """
-    if not isinstance(config, Config):
-        return load_games(config.benchmark, config.benchmark_settings)
     benchmark = BENCHMARKS[config.benchmark]
-    assert isinstance(benchmark, Benchmark)
-    return benchmark.stream(config.benchmark_settings, data, config.seed)
+    if isinstance(benchmark, Benchmark):
+        return benchmark.stream(config.benchmark_settings, data, config.seed)
+    return load_games(config.benchmark, config.benchmark_settings)
 
 
-def build_trainer(
-    config: AnyConfig, stream: Stream | GameStream, folder: RunFolder, *callbacks: Callback
-) -> SupervisedTrainer | PPOTrainer:
+def build_trainer(config: Config[Any], stream: Any, folder: RunFolder, *callbacks: Callback) -> Experiment:
     """Build the trainer of a config.
 
     Raises:
         ValueError: The method, the network and the tasks do not go together.
     """
-    if isinstance(config, Config):
-        assert isinstance(stream, Stream)
+    if not config.is_game:
         return SupervisedTrainer(config, stream, folder, *callbacks)
     # Games need optional packages, of which load_stream has said what is missing.
     from sgp.experiments.ppo import PPOTrainer
-    from sgp.rl.games import GameStream
 
-    assert isinstance(stream, GameStream)
     return PPOTrainer(config, stream, folder, *callbacks)
 
 
-def _build_display(console: Console, config: AnyConfig, names: list[str]) -> Display | GameDisplay:
-    if isinstance(config, Config):
-        return Display(console, config, names)
-    from sgp.experiments.game_display import GameDisplay
-
-    return GameDisplay(console, config, names)
-
-
-def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: Sequence[str]) -> int:
+def _run(config: Config[Any], stream: Any, place: Place, scripts: Sequence[str]) -> int:
     console, path, names = Console(), place.find_folder(config), list(stream.names)
     # A batch system sends SIGTERM before it ends a job.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -109,7 +91,7 @@ def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: 
         with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
             config = folder.read_config()
             torch.set_num_threads(config.threads)
-            with _build_display(console, config, names) as display:
+            with Display(console, config, names) as display:
                 trainer = build_trainer(config, stream, folder, display, *make_tensorboard_callbacks(path))
                 heading = (
                     f"{path}: {config.method} on {config.benchmark}, {len(names)} tasks{folder.describe_progress()}"
@@ -118,7 +100,7 @@ def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: 
                 for note in folder.warnings:
                     console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
                 trainer.run()
-            print_run(console, str(path), folder)
+            print_summary(console, str(path), read_summary(folder))
     except KeyboardInterrupt:
         console.print(f"Stopped; {resume}", highlight=False, markup=False, soft_wrap=True)
         return INTERRUPTED

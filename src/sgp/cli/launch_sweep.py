@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -18,10 +19,10 @@ from sgp.cli.interrupt import INTERRUPTED, raise_on_interrupt
 from sgp.cli.launch import ERRORS, find_exit_code, load_stream
 from sgp.cli.sweep import Options
 from sgp.cli.sweep_display import SweepDisplay, describe_status, print_outcome
-from sgp.experiments.config import AnyConfig, as_command, find_differences
+from sgp.experiments.config import Config, as_command, find_differences
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
 from sgp.experiments.jobs import THREADS, Events, Job, run_here
-from sgp.experiments.outcome import read_outcome
+from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Sweep
 
 # For the processes of a sweep that was killed to end, in seconds.
@@ -82,7 +83,7 @@ def _print_failures(console: Console, failed: dict[Job, int], options: Options, 
         _print(console, f"try the failed runs again with: {resume}")
 
 
-def _match_folder(path: Path, config: AnyConfig) -> AnyConfig:
+def _match_folder(path: Path, config: Config[Any]) -> Config[Any]:
     """Return the config of a run, with the number of threads that its folder has if it was started before.
 
     Raises:
@@ -98,7 +99,7 @@ def _match_folder(path: Path, config: AnyConfig) -> AnyConfig:
     return config
 
 
-def _check_data(configs: Iterable[AnyConfig], data: Path | None) -> None:
+def _check_data(configs: Iterable[Config[Any]], data: Path | None) -> None:
     """Load the data or the games of each benchmark once, so that what is missing is reported before anything runs."""
     kinds = {repr((config.benchmark, config.benchmark_settings)): config for config in configs}
     for config in kinds.values():
@@ -120,7 +121,7 @@ def _wait_for_folders(folders: list[Path]) -> None:
         time.sleep(0.1)
 
 
-def _plan_jobs(configs: dict[Path, AnyConfig], options: Options) -> tuple[int, list[Job]]:
+def _plan_jobs(configs: dict[Path, Config[Any]], options: Options) -> tuple[int, list[Job]]:
     """Return the number of parallel runs, and each run as a process with its share of the cores.
 
     OMP_NUM_THREADS is the number of threads of each run, unless its config has one.

@@ -12,8 +12,8 @@ from pathlib import Path
 import sgp
 from sgp.cli.arguments import asks_for_help, flag, parse_into, positional, print_command_help
 from sgp.cli.sweep import Options as SweepOptions
+from sgp.experiments.callbacks import span
 from sgp.experiments.config import as_command
-from sgp.experiments.display import span
 from sgp.experiments.sweep import Sweep, expand_grids
 from sgp.paper import find_cells
 from sgp.paper.results import TABLES

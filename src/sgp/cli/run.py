@@ -15,7 +15,7 @@ from sgp.cli.importing import import_file
 from sgp.experiments.config import (
     CHOICES,
     GROUPS,
-    AnyConfig,
+    Config,
     configure,
     explain_unknown_setting,
     find_groups,
@@ -63,7 +63,7 @@ class Place:
         if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
             raise ValueError(f"--name must be the name of one folder, got {self.name!r}; its parent folder is --out")
 
-    def find_folder(self, config: AnyConfig) -> Path:
+    def find_folder(self, config: Config[Any]) -> Path:
         """Return the folder of a run."""
         return self.out.expanduser() / (self.name or config.name)
 
@@ -78,7 +78,7 @@ class Request:
         scripts: Files that were imported for it.
     """
 
-    config: AnyConfig
+    config: Config[Any]
     place: Place
     scripts: tuple[str, ...] = ()
 

@@ -16,11 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sgp.experiments.config import AnyConfig
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
+from sgp.experiments.config import Config
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job
-from sgp.experiments.outcome import read_outcome
+from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Point
 
 # Settings in which the runs of one row of the table differ.
@@ -47,7 +47,7 @@ class SweepDisplay:
         configs: Configs of the runs by their folders.
     """
 
-    def __init__(self, console: Console, configs: dict[Path, AnyConfig]) -> None:
+    def __init__(self, console: Console, configs: dict[Path, Config[Any]]) -> None:
         self.console = console
         self.configs = configs
         # A run that is resumed has less left to do.
@@ -120,7 +120,7 @@ def _shorten(name: str, width: int) -> Text:
     return Text(name if len(name) <= width else "…" + name[1 - width :])
 
 
-def _read_progress(folder: Path, config: AnyConfig) -> _Progress:
+def _read_progress(folder: Path, config: Config[Any]) -> _Progress:
     try:
         events = RunFolder(folder).read_events()
     except RunError:  # the run itself reports it

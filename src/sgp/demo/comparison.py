@@ -89,7 +89,7 @@ def _find_new_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config]:
+def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config[Any]]:
     """Return the config of each row by its label: finetuning, and GPM and SGP at each threshold."""
     methods: dict[str, tuple[str, dict[str, Any]]] = {"finetuning": ("finetune", {})}
     for threshold in demo.thresholds:
@@ -97,8 +97,7 @@ def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config]:
         methods[gpm] = "gpm", {"threshold": threshold}
         methods[sgp] = "sgp", {"threshold": threshold, "alpha": demo.alpha}
     common: dict[str, Any] = {"tasks": demo.tasks, "epochs": demo.epochs, "seed": seed, "threads": 1}
-    configs = {label: configure("digits", method, **common, **own) for label, (method, own) in methods.items()}
-    return {label: config for label, config in configs.items() if isinstance(config, Config)}
+    return {label: configure("digits", method, **common, **own) for label, (method, own) in methods.items()}
 
 
 def _label_rows(threshold: float, demo: DemoSettings) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from sgp.experiments.allocator import keep_freed_memory
-from sgp.experiments.config import AnyConfig
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config
 from sgp.experiments.device import get_device, move_tensors, use_precision
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.seeds import derive_seed
 from sgp.methods import Batch, Method
-
-
-class Callback(Protocol):
-    """Function that is called for every event of a run, as it is written to the metrics."""
-
-    def __call__(self, event: str, values: dict[str, Any]) -> None: ...
 
 
 class Experiment(ABC):
@@ -46,7 +41,7 @@ class Experiment(ABC):
     """
 
     def __init__(
-        self, config: AnyConfig, network: nn.Module, method: Method[Any], folder: RunFolder, *callbacks: Callback
+        self, config: Config[Any], network: nn.Module, method: Method[Any], folder: RunFolder, *callbacks: Callback
     ) -> None:
         self.network = network
         self.method = method

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sgp.benchmarks.stream import Stream
-from sgp.experiments.config import Config
+from sgp.experiments.config import Config, SupervisedSettings
 from sgp.experiments.device import find_device
 from sgp.experiments.optimizers import get_head_parameters
 from sgp.experiments.realign import get_head
@@ -14,11 +14,11 @@ from sgp.experiments.seeds import derive_seed
 from sgp.networks import NETWORKS
 
 
-def build_network(config: Config, stream: Stream) -> nn.Module:
+def build_network(config: Config[SupervisedSettings], stream: Stream) -> nn.Module:
     """Build the config's network for a task stream, initialized by the run's seed."""
     kind = NETWORKS[config.network]
-    stored = "batch" if config.norm_statistics == "batch" else "stored"
-    offered = {"statistics": stored, "bias": config.network_bias}
+    stored = "batch" if config.trainer.norm_statistics == "batch" else "stored"
+    offered = {"statistics": stored, "bias": config.trainer.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "weights"))
@@ -32,7 +32,7 @@ def build_network(config: Config, stream: Stream) -> nn.Module:
     return network
 
 
-def check_batch_sizes(config: Config, network: nn.Module) -> None:
+def check_batch_sizes(config: Config[SupervisedSettings], network: nn.Module) -> None:
     """Raise an error if BatchNorm of vectors would have to normalize a single example by its own statistics."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
     uses_batch = {"batch": bool(norms), "test_batch": any(not norm.track_running_stats for norm in norms)}

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sgp.experiments.config import GameConfig
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config
 from sgp.experiments.device import find_device
 from sgp.experiments.evaluation import split_rows
-from sgp.experiments.experiment import Callback, Experiment
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import write_tables
 from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.experiments.seeds import derive_seed, make_generator
+from sgp.experiments.summary import write_tables
 from sgp.methods import METHODS, Method
 from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
@@ -33,7 +34,7 @@ from sgp.rl.agent import Agent
 from sgp.rl.evaluate import play_games
 from sgp.rl.games import GameEnv, GameStream
 from sgp.rl.patches import use_corner_patches
-from sgp.rl.settings import GameError
+from sgp.rl.settings import GameError, PPOSettings
 
 # Heads belong to single games and need no protection.
 HEADS = ("actors.*", "critics.*")
@@ -57,7 +58,9 @@ class PPOTrainer(Experiment):
 
     network: ActorCritic
 
-    def __init__(self, config: GameConfig, stream: GameStream, folder: RunFolder, *callbacks: Callback) -> None:
+    def __init__(
+        self, config: Config[PPOSettings], stream: GameStream, folder: RunFolder, *callbacks: Callback
+    ) -> None:
         network = build_agent(config, stream)
         method: Method[Any] = METHODS[config.method](network, config.method_settings, exclude=HEADS)
         if config.trainer.optimizer == "adam-on-projected":
@@ -229,7 +232,7 @@ class PPOTrainer(Experiment):
         return derive_seed(self.config.seed, use, *position) % 2**30
 
 
-def build_agent(config: GameConfig, stream: GameStream) -> ActorCritic:
+def build_agent(config: Config[PPOSettings], stream: GameStream) -> ActorCritic:
     """Build the config's network for a stream of games, initialized by the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "weights"))

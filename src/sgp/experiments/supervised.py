@@ -14,9 +14,10 @@ from torch import Tensor
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.averaging import WeightAverage
-from sgp.experiments.config import Config
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config, SupervisedSettings
 from sgp.experiments.evaluation import Score, average_scores, evaluate, split_rows
-from sgp.experiments.experiment import Callback, Experiment
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.networks import build_network, check_trained_heads
 from sgp.experiments.norm_policy import NormPolicy
@@ -45,7 +46,9 @@ class SupervisedTrainer(Experiment):
         ValueError: The config's network, method and trainer do not fit together.
     """
 
-    def __init__(self, config: Config, stream: Stream, folder: RunFolder, *callbacks: Callback) -> None:
+    def __init__(
+        self, config: Config[SupervisedSettings], stream: Stream, folder: RunFolder, *callbacks: Callback
+    ) -> None:
         network = build_network(config, stream)
         self._has_shared_head = len(stream.heads) == 1
         # Heads belong to single tasks and need no protection, unless all tasks share one.
@@ -59,7 +62,9 @@ class SupervisedTrainer(Experiment):
         super().__init__(config, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
-        self.norms = NormPolicy(method, mixed=config.norm_statistics == "mixed", has_shared_head=self._has_shared_head)
+        self.norms = NormPolicy(
+            method, mixed=config.trainer.norm_statistics == "mixed", has_shared_head=self._has_shared_head
+        )
         self.accuracies: list[list[float]] = []
 
     def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -332,10 +337,10 @@ class SupervisedTrainer(Experiment):
         return replace(task, head=position) if self._has_shared_head else task
 
     def _prepare_examples(self, examples: Examples) -> Examples:
-        if self.config.samples is not None:
+        if self.config.trainer.samples is not None:
             # At random, since the files of some data sets are ordered by class.
             order = torch.randperm(len(examples), generator=make_generator(self.config.seed, "samples"))
-            examples = examples[order[: self.config.samples]]
+            examples = examples[order[: self.config.trainer.samples]]
         inputs = examples.inputs
         if self.config.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)

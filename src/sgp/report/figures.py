@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from torch import Tensor
 
 from sgp import paper
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import games, palette, words
 from sgp.report.collect import Run

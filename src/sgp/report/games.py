@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from sgp import paper
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import palette, words
 from sgp.report.collect import Run

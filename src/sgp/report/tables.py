@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgp import paper
+from sgp.experiments.callbacks import span
 from sgp.experiments.config import configure
-from sgp.experiments.display import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
