@@ -151,7 +151,7 @@ def _convert_to(value: Any, kind: Any) -> Any:
     if get_origin(kind) is dict:
         return {str(key): convert(str(key), item, get_args(kind)[1]) for key, item in dict(value).items()}
     if kind is NoneType:
-        return {None: None, "none": None}[value]
+        return {"none": None}[str(value).lower()]
     if isinstance(value, str) and kind is not bool:
         return kind(value)
     if isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool):

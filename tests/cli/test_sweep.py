@@ -84,6 +84,28 @@ def test_missing_data_are_reported_before_anything_runs(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_model_that_cannot_be_built_is_reported_before_anything_runs(
+    tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    patterns = "method: sgp\nseed: [0, 1]\nthreshold: [0.9, {hidden.0: 0.5, '*': 0.9}, {conv1: 0.5, '*': 0.9}]\n"
+    (tmp_path / "grid.yaml").write_text(GRID + patterns)
+    assert main(["sweep", "grid.yaml"]) == 2
+    name = "digits-sgp-paper-seed0-thresholdconv1_0.5___0.9"
+    assert capsys.readouterr().err.startswith(f"sgp sweep: {name}: threshold: the pattern 'conv1' matches no module")
+    assert here == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_model_of_each_kind_is_built_before_a_sweep(
+    tmp_path: Path, here: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr("sgp.cli.launch_sweep.build_trainer", lambda config, *_: built.append(config.name))
+    (tmp_path / "grid.yaml").write_text(GRID + "method: [finetune, sgp]\nseed: [0, 1]\nlr: [0.1, 0.2]\n")
+    assert main(["sweep", "grid.yaml"]) == 0
+    assert built == ["digits-finetune-paper-seed0", "digits-sgp-paper-seed0"]
+
+
 def test_every_run_of_the_grid_equals_that_of_a_single_command(
     grid: Path, here: list[Job], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
+from sgp.cli.arguments import exit_on
 from sgp.cli.interrupt import INTERRUPTED, raise_on_interrupt
 from sgp.cli.show import print_summary
 from sgp.experiments.callbacks import Callback, Display, make_tensorboard_callbacks
@@ -28,8 +29,6 @@ from sgp.rl.settings import GameError
 if TYPE_CHECKING:
     from sgp.cli.run import Place
 
-ERRORS = (ValueError, ImportError, RunError, GameError)
-
 
 def launch(config: Config[Any], place: Place, scripts: Sequence[str] = ()) -> int:
     """Run a config from its beginning or from its checkpoint, and return the exit code.
@@ -40,18 +39,16 @@ def launch(config: Config[Any], place: Place, scripts: Sequence[str] = ()) -> in
         scripts: Files that must be imported again to resume it.
     """
     raise_on_interrupt()
-    try:
+    with exit_on_failure():
         RunFolder.check_unused(place.find_folder(config), resume=place.resume)
-        stream = load_stream(config, place.data)
-        return _run(config, stream, place, scripts)
-    except ERRORS as error:
-        print(f"sgp run: {error}", file=sys.stderr)
-        return find_exit_code(error)
+        return _run(config, load_stream(config, place.data), place, scripts)
 
 
-def find_exit_code(error: Exception) -> int:
-    """Return the exit code for an error: 2 for a mistake in the settings, 1 for data and runs that fail."""
-    return 1 if isinstance(error, DataError | RunError | GameError) else 2
+@contextmanager
+def exit_on_failure() -> Iterator[None]:
+    """End the command with exit code 1 for data and runs that fail, and with 2 for a mistake in the settings."""
+    with exit_on(ValueError, ImportError), exit_on(DataError, RunError, GameError, code=1):
+        yield
 
 
 def load_stream(config: Config[Any], data: Path | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
-from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
+from sgp.cli.arguments import exit_on, parse_into, positional
 from sgp.experiments.callbacks import span
 from sgp.experiments.config import is_whole
 from sgp.experiments.folder import RunError, RunFolder
@@ -34,20 +33,9 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Print the accuracy matrix and the metrics of runs, and compare several runs."""
-    if not arguments or asks_for_help(arguments):
-        print_command_help(Options, "sgp show RUN ...")
-        return 0
-    try:
-        options = parse_into(Options, arguments)
-    except ValueError as error:
-        print(f"sgp show: {error}", file=sys.stderr)
-        return 2
-    console = Console()
-    try:
+    options, console = parse_into(Options, "sgp show RUN ...", arguments), Console()
+    with exit_on(RunError, ValueError, code=1):
         found = {str(path): read_summary(RunFolder(path)) for path in options.runs}
-    except (RunError, ValueError) as error:
-        print(f"sgp show: {error}", file=sys.stderr)
-        return 1
     for name, summary in found.items():
         print_summary(console, name, summary)
     # Results on different benchmarks cannot be compared.

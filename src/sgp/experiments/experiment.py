@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ class Experiment(ABC):
 
     Args:
         config: Config of the run.
+        stream: Tasks of the run.
         network: Network to train.
         method: Method that trains it.
         folder: Folder that the run writes to. If it has a checkpoint, the run resumes from it.
@@ -41,7 +42,13 @@ class Experiment(ABC):
     """
 
     def __init__(
-        self, config: Config[Any], network: nn.Module, method: Method[Any], folder: RunFolder, *callbacks: Callback
+        self,
+        config: Config[Any],
+        stream: Sized,
+        network: nn.Module,
+        method: Method[Any],
+        folder: RunFolder,
+        *callbacks: Callback,
     ) -> None:
         self.network = network
         self.method = method
@@ -50,6 +57,7 @@ class Experiment(ABC):
         self.device = get_device(network)
         self._precision = use_precision(config, self.device)
         self._seed = config.seed
+        self._tasks = len(stream)
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
@@ -68,13 +76,13 @@ class Experiment(ABC):
             self.method.trained_module.load_state_dict(parts["network"])
             self._restore(progress, parts)
         position = progress["task"]
-        while (following := self._learn(position, progress, parts)) is not None:
-            position, progress, parts = following, {}, {}
+        while position < self._tasks:
+            position, progress, parts = self._learn(position, progress, parts), {}, {}
         self._log("end", **self._summarize())
 
     @abstractmethod
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        """Learn the next task, and return the position after it; return None if all tasks are learned.
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
+        """Learn the next task, and return the position after it.
 
         Args:
             position: Position of the task in the stream.

@@ -68,19 +68,13 @@ class PPOTrainer(Experiment):
                 method.project_gradients()
             except ValueError as error:
                 raise ValueError(f"optimizer=adam-on-projected: {error}") from error
-        super().__init__(config, network, method, folder, *callbacks)
+        super().__init__(config, stream, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
         self._evaluation_envs: dict[int, GameEnv] = {}
         self._update_start = time.perf_counter()
 
-    def _summarize(self) -> dict[str, Any]:
-        write_tables(self.folder)
-        return {}
-
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        if position == len(self.stream):
-            return None
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
         agent = self.train(position, progress, parts)
         self._finish_game(position, agent)
         return position + 1

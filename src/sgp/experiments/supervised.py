@@ -23,7 +23,7 @@ from sgp.experiments.networks import build_network, check_trained_heads
 from sgp.experiments.norm_policy import NormPolicy
 from sgp.experiments.optimizers import OPTIMIZERS, separate_heads, set_lr
 from sgp.experiments.realign import compute_logits, realign
-from sgp.experiments.schedules import SCHEDULES
+from sgp.experiments.schedules import make_schedule
 from sgp.experiments.seeds import make_generator
 from sgp.experiments.summary import build_accuracy_matrix, write_tables
 from sgp.experiments.task_state import TaskState
@@ -59,7 +59,7 @@ class SupervisedTrainer(Experiment):
             raise ValueError(f"{config.method} does not support the network {config.network}: {error}") from error
         if config.trainer.head_lr is not None:
             check_trained_heads(network, method.trained_module)
-        super().__init__(config, network, method, folder, *callbacks)
+        super().__init__(config, stream, network, method, folder, *callbacks)
         self.config = config
         self.stream = stream
         self.norms = NormPolicy(
@@ -75,9 +75,7 @@ class SupervisedTrainer(Experiment):
         matrix = build_accuracy_matrix(self.accuracies)
         return {"acc": acc(matrix), "bwt": bwt(matrix) if len(matrix) > 1 else None}
 
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        if position == len(self.stream):
-            return None
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
         count = len(self.stream) if self.method.trains_jointly else 1
         tasks = [self.load_task(each) for each in range(position, position + count)]
         self.train(position, tasks, progress, parts)
@@ -157,7 +155,7 @@ class SupervisedTrainer(Experiment):
             # The first task has no earlier weights to interpolate with.
             share = trainer.interpolation_weight if position else 0.0
             average = WeightAverage(trained, trainer.average, interpolation_weight=share, new=self._own_heads)
-        return TaskState(trained, optimizer, SCHEDULES[trainer.schedule](trainer), average)
+        return TaskState(trained, optimizer, make_schedule(trainer), average)
 
     @contextmanager
     def _explain_refusal(self) -> Iterator[None]:
