@@ -94,21 +94,22 @@ class Parser(ArgumentParser):
         raise ValueError(message)
 
     def add_fields(
-        self, heading: str, kind: type[Any], values: Mapping[str, Any], leave_out: Sequence[str] = ()
+        self, heading: str, kind: type[Any], values: Mapping[str, Any] | None, leave_out: Sequence[str] = ()
     ) -> None:
         """Add the fields of a dataclass as arguments.
 
         Args:
             heading: Heading of the arguments in the help.
             kind: Dataclass.
-            values: Value of each argument that is not given, for the help.
+            values: Value of each argument that is not given; None if the help is not printed.
             leave_out: Names of fields that are no arguments.
         """
-        group, hints, docs = self.add_argument_group(heading), get_type_hints(kind), read_docs(kind)  # type: ignore[arg-type]
+        group, hints = self.add_argument_group(heading), get_type_hints(kind)
+        docs = {} if values is None else read_docs(kind)  # type: ignore[arg-type]  # classes are hashable
         for entry in fields(kind):
             if entry.name in leave_out:
                 continue
-            hint, value = hints[entry.name], values.get(entry.name)
+            hint, value = hints[entry.name], (values or {}).get(entry.name)
             self.hints[entry.name] = hint
             text = _describe(entry, hint, docs.get(entry.name, ""), value).replace("%", "%%")
             if METAVAR in entry.metadata:
@@ -243,8 +244,9 @@ def parse_into(kind: type[T], usage: str, arguments: Sequence[str]) -> T:
     """
     defaults = {entry.name: entry.default for entry in fields(kind)}  # type: ignore[arg-type]
     parser = Parser(usage, inspect.getdoc(kind) or "")
-    parser.add_fields("options", kind, defaults)
-    if asks_for_help(arguments) or (not arguments and MISSING in defaults.values()):
+    wants_help = asks_for_help(arguments) or (not arguments and MISSING in defaults.values())
+    parser.add_fields("options", kind, defaults if wants_help else None)
+    if wants_help:
         parser.print_help()
         raise Exit(0)
     with exit_on(ValueError):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
@@ -30,18 +29,17 @@ if TYPE_CHECKING:
     from sgp.cli.run import Place
 
 
-def launch(config: Config[Any], place: Place, scripts: Sequence[str] = ()) -> int:
+def launch(config: Config[Any], place: Place) -> int:
     """Run a config from its beginning or from its checkpoint, and return the exit code.
 
     Args:
         config: Config of the run.
         place: Where it reads from and writes to.
-        scripts: Files that must be imported again to resume it.
     """
     raise_on_interrupt()
     with exit_on_failure():
         RunFolder.check_unused(place.find_folder(config), resume=place.resume)
-        return _run(config, load_stream(config, place.data), place, scripts)
+        return _run(config, load_stream(config, place.data), place)
 
 
 @contextmanager
@@ -78,16 +76,15 @@ def build_trainer(config: Config[Any], stream: Any, folder: RunFolder, *callback
     return PPOTrainer(config, stream, folder, *callbacks)
 
 
-def _run(config: Config[Any], stream: Any, place: Place, scripts: Sequence[str]) -> int:
+def _run(config: Config[Any], stream: Any, place: Place) -> int:
     console, path, names = Console(), place.find_folder(config), list(stream.names)
     # A batch system sends SIGTERM before it ends a job.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    resume = f"resume with: {_format_resume(path, place, scripts)}"
+    resume = f"resume with: {_format_resume(path, place)}"
     kept = f"the last checkpoint is kept, {resume}"
     try:
-        with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
+        with RunFolder.begin(path, config, resume=place.resume) as folder:
             config = folder.read_config()
-            torch.set_num_threads(config.threads)
             with Display(console, config, names) as display:
                 trainer = build_trainer(config, stream, folder, display, *make_tensorboard_callbacks(path))
                 heading = (
@@ -108,8 +105,8 @@ def _run(config: Config[Any], stream: Any, place: Place, scripts: Sequence[str])
     return 0
 
 
-def _format_resume(path: Path, place: Place, scripts: Sequence[str]) -> str:
+def _format_resume(path: Path, place: Place) -> str:
     """Return the command that resumes a run."""
     data = [] if place.data is None else ["--data", str(place.data)]
-    imports = [word for script in scripts for word in ("--import", script)]
+    imports = [word for script in place.import_ for word in ("--import", str(script))]
     return shlex.join(["sgp", "run", str(path), "--resume", *data, *imports])

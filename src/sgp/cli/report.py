@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgp.cli.arguments import Exit, exit_on, parse_into, positional
-from sgp.cli.importing import import_file
+from sgp.cli.importing import import_files
 from sgp.cli.interrupt import raise_on_interrupt
 from sgp.report import find_missing_packages
 
@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
     console = Console()
     bar = Progress(TextColumn("figures"), BarColumn(), MofNCompleteColumn(), console=console, transient=True)
     with exit_on(ReportError, ValueError, code=1):
-        for script in options.import_:
-            import_file(script)
+        import_files(options.import_)
         with bar:
             task = bar.add_task("")
             report = write_report(

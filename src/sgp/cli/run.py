@@ -10,11 +10,12 @@ from typing import Any
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.cli.arguments import Exit, Parser, asks_for_help, exit_on, flag, write_option
-from sgp.cli.importing import import_file
+from sgp.cli.importing import import_files
 from sgp.experiments.config import (
     CHOICES,
     GROUPS,
     Config,
+    check_complete,
     configure,
     explain_unknown_setting,
     find_groups,
@@ -62,6 +63,8 @@ class Place:
     """Name of the run's folder; by default benchmark, method, preset and seed."""
     resume: bool = flag()
     """Resume a run that was stopped."""
+    import_: tuple[Path, ...] = ()
+    """Python file that registers your own method, network or benchmark; can be given several times."""
 
     def __post_init__(self) -> None:
         """Check that the name is the name of one folder."""
@@ -80,12 +83,10 @@ class Request:
     Attributes:
         config: Config of the run.
         place: Where it reads from and writes to.
-        scripts: Files that were imported for it.
     """
 
     config: Config[Any]
     place: Place
-    scripts: tuple[str, ...] = ()
 
 
 def main(arguments: list[str]) -> int:
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
     # This imports torch: mistakes in the arguments are reported before.
     from sgp.cli.launch import launch
 
-    return launch(request.config, request.place, request.scripts)
+    return launch(request.config, request.place)
 
 
 def parse_request(arguments: Sequence[str]) -> Request:
@@ -112,14 +113,13 @@ def parse_request(arguments: Sequence[str]) -> Request:
             raise ValueError(f"name a benchmark, a config file or a run's folder before {target}")
         # Choices decide which other options there are, so they are parsed first.
         chosen, rest = CHOICE_PARSER.parse_known_args(rest)
-        scripts = vars(chosen).pop("import")
-        for script in scripts:
-            import_file(script)
+        scripts = tuple(map(Path, vars(chosen).pop("import")))
+        import_files(scripts)
         values, place = _read_target(target, vars(chosen), is_resumed="--resume" in rest)
         benchmark, method = values["benchmark"], values["method"]
         wants_help = asks_for_help(rest)
-        usual = vars(Place()) | configure(**values).flat() if wants_help else {}
-        choices = ", ".join(f"{name} {usual.get(name)}" for name in ("preset", "recipe"))
+        usual = vars(Place()) | configure(**values).flat() if wants_help else None
+        choices = ", ".join(f"{name} {values.get(name, 'paper')}" for name in ("preset", "recipe"))
         parser = Parser(f"sgp run {target} [OPTIONS]", f"{method} on {benchmark}, {choices}.")
         groups = find_groups(benchmark, method)
         parser.add_fields("where", Place, usual)
@@ -130,10 +130,10 @@ def parse_request(arguments: Sequence[str]) -> Request:
         if wants_help:
             parser.print_help()
             raise Exit(0)
-        known = [*parser.hints, *CHOICES, "import"]
+        known = [*parser.hints, *CHOICES]
         given = parser.parse(rest, partial(_explain_unknown, benchmark=benchmark, method=method, known=known))
         place |= {name: given.pop(name) for name in vars(Place()) if name in given}
-        return Request(configure(**values | given), Place(**place), tuple(scripts))
+        return Request(configure(**values | given), Place(**place, import_=scripts))
 
 
 def _explain_unknown(option: str, benchmark: str, method: str, known: Sequence[str]) -> str:
@@ -162,10 +162,7 @@ def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> t
         # The file of a run says how it was run, whatever the paper's settings are now.
         is_of_run = file.name == CONFIG and (file.parent / VERSIONS).is_file()
         given = read_recorded(file).flat() if is_of_run else read_yaml(file)
-        values = given | choices
-        for name in ("benchmark", "method"):
-            if name not in values:
-                raise ValueError(f"{file} does not say which {name}")
+        values = check_complete(file, given | choices)
         _check_idle_choices(file, given, values)
         return values, place
     if target not in BENCHMARKS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgp.cli.arguments import exit_on, flag, parse_into, positional
-from sgp.cli.importing import import_file
+from sgp.cli.importing import import_files
 from sgp.experiments.config import Precision
 from sgp.experiments.sweep import read_sweep
 from sgp.settings import Settings, setting
@@ -63,8 +63,7 @@ def main(arguments: list[str]) -> int:
     """Run the grid of a file."""
     options = parse_into(Options, "sgp sweep FILE [OPTIONS]", arguments)
     with exit_on(ValueError, ImportError):
-        for script in options.import_:
-            import_file(script)
+        import_files(options.import_)
         sweep = read_sweep(options.file, options.overrides)
     # This imports torch: mistakes in the arguments are reported before.
     from sgp.cli.launch_sweep import launch_sweep

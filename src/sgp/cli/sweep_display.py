@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console, Group
@@ -20,11 +19,11 @@ from sgp.experiments.callbacks import span
 from sgp.experiments.config import Config
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job
+from sgp.experiments.record import REPEATS
 from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Point
+from sgp.report.words import format_spread
 
-# Settings in which the runs of one row of the table differ.
-REPEATED = ("seed", "order")
 # Results of a run by their heading; that of games is the accumulated normalized reward.
 COLUMNS = {"acc": "ACC (%)", "bwt": "BWT (%)", "reward": "reward"}
 
@@ -158,18 +157,11 @@ def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> Non
         view.add_column(heading, justify="right", no_wrap=True)
     for label, ends in rows.items():
         values = ([end[name] for end in ends if end.get(name) is not None] for name in columns)
-        view.add_row(escape(label), str(len(ends)), *map(_format_spread, values))
+        view.add_row(escape(label), str(len(ends)), *(format_spread(each, 2) if each else "" for each in values))
     console.print(view)
 
 
 def _build_label(point: Point) -> str:
     chosen = [point.config.benchmark, point.config.method]
-    others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATED)]
+    others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATS)]
     return " ".join([*chosen, *(f"{name}={str(point.varied[name]).removesuffix('.0')}" for name in others)])
-
-
-def _format_spread(values: list[float]) -> str:
-    """Return the mean and the sample standard deviation, which a single value does not have."""
-    if len(values) < 2:
-        return "".join(f"{value:.2f}" for value in values)
-    return f"{mean(values):.2f} ± {stdev(values):.2f}"

@@ -18,8 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, get_type_hints
 from sgp.benchmarks import BENCHMARKS, Benchmark, GameBenchmark
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, settings
-from sgp.registry import unknown
+from sgp.paper import Preset, Recipe, comparison, has_recipe, settings
 from sgp.rl.settings import PPOSettings
 from sgp.settings import MAX_SEED, Settings, convert, setting, validate_fields
 from sgp.yaml_file import load_yaml
@@ -247,9 +246,8 @@ def _configure(
 ) -> Config[Any]:
     """Build a config of overrides, usual values, and each setting's default, in this order."""
     groups = find_groups(benchmark, method)
-    for noun, name, names in (("preset", preset, PRESETS), ("recipe", recipe, RECIPES)):
-        if name not in names:
-            raise ValueError(unknown(noun, name, names))
+    for name, value, accepted in (("preset", preset, Preset), ("recipe", recipe, Recipe)):
+        convert(name, value, accepted)
     if not has_recipe(benchmark, recipe):
         raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: leave it out, or set it to paper")
     choices = {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
@@ -317,7 +315,7 @@ def from_file(path: Path, **overrides: Any) -> Config[Any]:
     Raises:
         ValueError: The file is no such mapping, lacks benchmark or method, or has an unknown name or value.
     """
-    return configure(**_check_complete(path, read_yaml(path) | overrides))
+    return configure(**check_complete(path, read_yaml(path) | overrides))
 
 
 def read_recorded(path: Path) -> Config[Any]:
@@ -329,12 +327,13 @@ def read_recorded(path: Path) -> Config[Any]:
     Raises:
         ValueError: As for `from_file`.
     """
-    values = _check_complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
+    values = check_complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
     benchmark, method, preset, recipe = (values.pop(name) for name in CHOICES)
     return _configure(benchmark, method, preset, recipe, values, find_usual=lambda *_: {})
 
 
-def _check_complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+def check_complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config file, or raise a ValueError if it lacks the benchmark or the method."""
     missing = [name for name in ("benchmark", "method") if name not in values]
     if missing:
         raise ValueError(f"{path} does not say which {' and '.join(missing)}")
@@ -360,10 +359,8 @@ def as_yaml(config: Config[Any]) -> str:
 def as_command(config: Config[Any]) -> str:
     """Return the shortest `sgp run` that has the same config: it names what differs from the paper's settings."""
     usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
+    usual |= {"preset": "paper", "recipe": "paper"}
     words = ["sgp", "run", config.benchmark, "--method", config.method]
-    for name in ("preset", "recipe"):
-        if getattr(config, name) != "paper":
-            words += [f"--{name}", getattr(config, name)]
     for name, value in config.flat().items():
         if value == usual[name]:
             continue
@@ -387,12 +384,11 @@ def is_whole(config: Config[Any]) -> bool:
 
 def find_differences(one: Config[Any], other: Config[Any]) -> Iterator[str]:
     """Yield each setting in which two configs differ, as `name: this, not that`."""
-    theirs = other.flat()
-    for name, value in one.flat().items():
-        if theirs.get(name) != value:
-            yield f"{name}: {value}, not {theirs.get(name)}"
-    for name in theirs.keys() - one.flat().keys():
-        yield f"{name}: nothing, not {theirs[name]}"
+    ours, theirs = one.flat(), other.flat()
+    for name in ours | theirs:
+        this, that = (values.get(name, "nothing") for values in (ours, theirs))
+        if this != that:
+            yield f"{name}: {this}, not {that}"
 
 
 def _check_plays_games(benchmark: str, method: str) -> None:

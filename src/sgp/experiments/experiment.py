@@ -56,15 +56,20 @@ class Experiment(ABC):
         self.callbacks = callbacks
         self.device = get_device(network)
         self._precision = use_precision(config, self.device)
-        self._seed = config.seed
+        self._seed, self._threads = config.seed, config.threads
         self._tasks = len(stream)
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
-        """Learn all tasks that are not learned yet, in the config's precision."""
+        """Learn all tasks that are not learned yet, with the config's precision and number of threads."""
         keep_freed_memory()
-        with self._precision:
-            self._run()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads or threads)
+        try:
+            with self._precision:
+                self._run()
+        finally:
+            torch.set_num_threads(threads)
 
     def _run(self) -> None:
         progress, parts = self.folder.load() or ({"task": 0}, {})

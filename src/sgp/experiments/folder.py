@@ -63,14 +63,13 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, path: Path, config: Config[Any], *, resume: bool, threads: int | None = None) -> Iterator[RunFolder]:
+    def begin(cls, path: Path, config: Config[Any], *, resume: bool) -> Iterator[RunFolder]:
         """Lock the folder of a new run, or of a stopped run with `resume`, for this process.
 
         Args:
             path: Path of the folder.
-            config: Config of the run.
+            config: Config of the run; without a number of threads it gets the recorded one, or torch's own.
             resume: Whether a run that exists there is resumed.
-            threads: Number of threads for a config that has none; by default torch's own number.
 
         Raises:
             RunError: The folder has a run already, a run with another config, or another process runs it.
@@ -86,7 +85,7 @@ class RunFolder:
         with folder._lock():
             known = folder.read_config() if (path / CONFIG).exists() else None
             if config.threads == 0:
-                config = replace(config, threads=known.threads if known else threads or torch.get_num_threads())
+                config = replace(config, threads=known.threads if known else torch.get_num_threads())
             if known is None:
                 folder._write(CONFIG, as_yaml(config))
             other = list(find_differences(config, known)) if known else []
