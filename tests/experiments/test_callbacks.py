@@ -77,6 +77,31 @@ def test_a_live_line_is_whole_at_eighty_columns(clock: list[float]) -> None:
     assert "loss 12.346, val 100.0 %, lr 0.00039, 9 h 01 min left" in text.getvalue()
 
 
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["lines", "bar"])
+def test_updates_of_games_are_a_live_line_and_evaluations_stay(clock: list[float], is_terminal: bool) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=is_terminal, color_system=None, legacy_windows=False)
+    update = {"task": 0, "update": 1, "score": 1.25, "entropy": 0.5}
+    evaluation = {"task": 0, "update": 2, "scores": [3.0], "accumulated": None}
+    with Display(console, configure("minatar", "sgp", steps=2 * 2048), ["one", "two"]) as display:
+        display("evaluation", evaluation | {"update": 0})
+        clock[0] += 10
+        display("update", update)
+        display._progress.refresh()
+        display("game", evaluation)
+        clock[0] += 20
+        display("update", update | {"task": 1})
+        display("evaluation", {"task": 1, "update": 1, "scores": [3.0, 4.0], "accumulated": 1.5})
+    output = text.getvalue()
+    assert ("game 1/2" in output and "score 1.2, entropy 0.50, 30 s left" in output) == is_terminal
+    lines = [line for line in output.splitlines() if "updates: " in line]
+    assert [line[line.index("game") :].rstrip() for line in lines] == [
+        "game 1/2 after 0/2 updates: one 3.0",
+        "game 1/2 after 2/2 updates: one 3.0, 10 s left",
+        "game 2/2 after 1/2 updates: one 3.0, two 4.0; reward 1.50, 20 s left",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [

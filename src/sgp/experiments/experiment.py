@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -50,21 +50,21 @@ class Experiment(ABC):
         folder: RunFolder,
         *callbacks: Callback,
     ) -> None:
+        self.config = config
+        self.stream = stream
         self.network = network
         self.method = method
         self.folder = folder
         self.callbacks = callbacks
         self.device = get_device(network)
         self._precision = use_precision(config, self.device)
-        self._seed, self._threads = config.seed, config.threads
-        self._tasks = len(stream)
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
         """Learn all tasks that are not learned yet, with the config's precision and number of threads."""
         keep_freed_memory()
         threads = torch.get_num_threads()
-        torch.set_num_threads(self._threads or threads)
+        torch.set_num_threads(self.config.threads or threads)
         try:
             with self._precision:
                 self._run()
@@ -81,7 +81,7 @@ class Experiment(ABC):
             self.method.trained_module.load_state_dict(parts["network"])
             self._restore(progress, parts)
         position = progress["task"]
-        while position < self._tasks:
+        while position < len(self.stream):
             position, progress, parts = self._learn(position, progress, parts), {}, {}
         self._log("end", **self._summarize())
 
@@ -121,9 +121,14 @@ class Experiment(ABC):
 
         def log_likelihood(batch: Batch) -> torch.Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
+            with self._use_statistics(head):
+                return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
 
         return log_likelihood
+
+    def _use_statistics(self, head: int) -> AbstractContextManager[None]:
+        """Return a context in which BatchNorm has the statistics of a task, if it has any of its own."""
+        return nullcontext()
 
     def _measure_bytes(self) -> dict[str, int]:
         """Return the memory of the network and the method in bytes, by what it is for."""
@@ -148,7 +153,7 @@ class Experiment(ABC):
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:
         """Seed the global random numbers of torch and numpy inside the context, and restore their state afterwards."""
-        seed, numpy_state = derive_seed(self._seed, use, *position), np.random.get_state()
+        seed, numpy_state = derive_seed(self.config.seed, use, *position), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)

@@ -1,6 +1,9 @@
-"""Networks of supervised runs, and the settings that a network refuses."""
+"""Networks of runs, and the settings that a network refuses."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,16 +23,23 @@ def build_network(config: Config[SupervisedSettings], stream: Stream) -> nn.Modu
     stored = "batch" if config.trainer.norm_statistics == "batch" else "stored"
     offered = {"statistics": stored, "bias": config.trainer.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        network = kind.build(stream.inputs, stream.heads, **options)
-    if config.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    network = network.to(find_device(config))
+    network = initialize_network(config, stream.inputs, stream.heads, **options)
     check_batch_sizes(config, network)
     if config.trainer.realign:
         check_own_heads(network, stream)
     return network
+
+
+def initialize_network(
+    config: Config[Any], inputs: tuple[int, ...], outputs: Sequence[int], **options: Any
+) -> nn.Module:
+    """Build the config's network with weights from the run's seed, on its device and in its memory format."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "weights"))
+        network = NETWORKS[config.network].build(inputs, outputs, **options)
+    if config.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.to(find_device(config))
 
 
 def check_batch_sizes(config: Config[SupervisedSettings], network: nn.Module) -> None:

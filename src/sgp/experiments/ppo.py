@@ -20,15 +20,14 @@ from torch.optim import Optimizer
 
 from sgp.experiments.callbacks import Callback
 from sgp.experiments.config import Config
-from sgp.experiments.device import find_device
 from sgp.experiments.evaluation import split_rows
 from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.networks import initialize_network
 from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.experiments.seeds import derive_seed, make_generator
 from sgp.experiments.summary import write_tables
 from sgp.methods import METHODS, Method
-from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.agent import Agent
 from sgp.rl.evaluate import play_games
@@ -56,6 +55,8 @@ class PPOTrainer(Experiment):
         ValueError: The config's network, method and trainer do not fit together.
     """
 
+    config: Config[PPOSettings]
+    stream: GameStream
     network: ActorCritic
 
     def __init__(
@@ -69,8 +70,6 @@ class PPOTrainer(Experiment):
             except ValueError as error:
                 raise ValueError(f"optimizer=adam-on-projected: {error}") from error
         super().__init__(config, stream, network, method, folder, *callbacks)
-        self.config = config
-        self.stream = stream
         self._evaluation_envs: dict[int, GameEnv] = {}
         self._update_start = time.perf_counter()
 
@@ -228,13 +227,9 @@ class PPOTrainer(Experiment):
 
 def build_agent(config: Config[PPOSettings], stream: GameStream) -> ActorCritic:
     """Build the config's network for a stream of games, initialized by the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        network = NETWORKS[config.network].build(stream.inputs, stream.actions)
+    network = initialize_network(config, stream.inputs, stream.actions)
     if not isinstance(network, ActorCritic):
         raise ValueError(f"the network {config.network} has no critics, which games need: try actor-critic")
     if config.trainer.patches == "corner":
         use_corner_patches(network)
-    if config.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.to(find_device(config))
+    return network

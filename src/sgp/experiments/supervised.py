@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,9 @@ class SupervisedTrainer(Experiment):
         ValueError: The config's network, method and trainer do not fit together.
     """
 
+    config: Config[SupervisedSettings]
+    stream: Stream
+
     def __init__(
         self, config: Config[SupervisedSettings], stream: Stream, folder: RunFolder, *callbacks: Callback
     ) -> None:
@@ -60,8 +63,6 @@ class SupervisedTrainer(Experiment):
         if config.trainer.head_lr is not None:
             check_trained_heads(network, method.trained_module)
         super().__init__(config, stream, network, method, folder, *callbacks)
-        self.config = config
-        self.stream = stream
         self.norms = NormPolicy(
             method, mixed=config.trainer.norm_statistics == "mixed", has_shared_head=self._has_shared_head
         )
@@ -279,14 +280,8 @@ class SupervisedTrainer(Experiment):
         batches = self._iterate_batches(task, size, "consolidate", position)
         self.method.consolidate(batches, self._compute_log_likelihood(task.head))
 
-    def _compute_log_likelihood(self, head: int) -> Callable[[Batch], Tensor]:
-        log_likelihood = super()._compute_log_likelihood(head)
-
-        def with_task_statistics(batch: Batch) -> Tensor:
-            with self.norms.use_statistics(head):
-                return log_likelihood(batch)
-
-        return with_task_statistics
+    def _use_statistics(self, head: int) -> AbstractContextManager[None]:
+        return self.norms.use_statistics(head)
 
     def _test_tasks(self, learned: int) -> list[float]:
         """Return the test accuracy of each task that was learned."""
