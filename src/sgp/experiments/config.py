@@ -100,9 +100,6 @@ class Config(Generic[T]):
         method_settings: Settings of the method, of its own dataclass.
     """
 
-    benchmark_settings: Any
-    trainer: T
-    method_settings: Any
     benchmark: str
     """One of `sgp list benchmarks`."""
     method: str
@@ -112,6 +109,9 @@ class Config(Generic[T]):
     (corrected)."""
     recipe: Recipe
     """Training schedule: the paper's, or fast, which has fewer epochs, a cosine schedule and weight averaging."""
+    benchmark_settings: Any
+    trainer: T
+    method_settings: Any
     seed: int = setting(0, low=0, high=MAX_SEED)
     """Seed of the weights, the batch order, dropout, games and everything else that is random."""
     device: str = "cpu"
