@@ -15,7 +15,7 @@ from bench import published, steps
 from bench.row import Row
 from bench.timing import take_turns
 from sgp.benchmarks.stream import Examples, Stream, Task
-from sgp.experiments.config import Config, configure
+from sgp.experiments.config import configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.summary import sum_seconds
 from sgp.experiments.supervised import SupervisedTrainer
@@ -68,7 +68,6 @@ def _our_epoch(method: str, folder: RunFolder, task: Task) -> Callable[[], objec
     """One epoch of our loop with all that belongs to it, checkpoint included."""
     folder.path.mkdir()
     config = configure("split-cifar100", method, epochs=1)
-    assert isinstance(config, Config)
     learner = SupervisedTrainer(config, Stream(["first", task.name], (3, 32, 32), [10] * 10, lambda _: task), folder)
     if isinstance(learner.method, GPM):
         found = steps.subspaces(learner.network, steps.alexnet_ranks(), constant=False)

@@ -8,6 +8,7 @@ photographs, so that there are about as many bases as with real ones (`ranks` in
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,13 +76,11 @@ def _smooth(noise: Tensor) -> Tensor:
     return image / image.std()
 
 
-def _config(method: str) -> Config:
-    config = configure(BENCHMARK, method, epochs=1, threads=torch.get_num_threads())
-    assert isinstance(config, Config)
-    return config
+def _config(method: str) -> Config[Any]:
+    return configure(BENCHMARK, method, epochs=1, threads=torch.get_num_threads())
 
 
-def learned(config: Config, stream: Stream) -> SupervisedTrainer:
+def learned(config: Config[Any], stream: Stream) -> SupervisedTrainer:
     """Create a method that has learned some tasks."""
     with tempfile.TemporaryDirectory() as place:
         learner = SupervisedTrainer(config, stream, RunFolder(Path(place)))

@@ -14,10 +14,9 @@ from typing import Any
 from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.experiments.config import AnyConfig, GameConfig, as_command
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
+from sgp.experiments.config import Config, as_command
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.game_summary import GameSummary, read_game_summary
 from sgp.experiments.summary import Summary, read_summary
 from sgp.methods import METHODS
 from sgp.report.collect import collect_runs
@@ -54,16 +53,12 @@ FEW_OF_GAMES = ("benchmark", "games", "steps a game", "runs", "accumulated", "st
 # Options that have a column of their own, or change no number.
 OWN_COLUMNS = ("--method", "--seed", "--tasks", "--epochs", "--threads", "--steps", "--games")
 
-Run = tuple[Path, Summary | GameSummary]
+Run = tuple[Path, Summary]
 
 
 def read_runs() -> list[Run]:
     """Return every committed run that is finished."""
-    folders = [RunFolder(path) for path in sorted((RESULTS / "runs").glob("*"))]
-    found: list[Run] = [
-        (each.path, read_game_summary(each) if isinstance(each.read_config(), GameConfig) else read_summary(each))
-        for each in folders
-    ]
+    found = [(path, read_summary(RunFolder(path))) for path in sorted((RESULTS / "runs").glob("*"))]
     return [(path, summary) for path, summary in found if summary.finished]
 
 
@@ -85,7 +80,7 @@ def make_page(groups: Mapping[str, list[list[Run]]]) -> str:
     for benchmark, own in groups.items():
         if not own:
             continue
-        is_game = isinstance(own[0][0][1], GameSummary)
+        is_game = own[0][0][1].config.is_game
         best = [_make_row(group) for group in _choose_best(own)]
         lines += [f"### {TITLES[benchmark]}", "", *_format_table(BEST_OF_GAMES if is_game else BEST, best), ""]
         table = make_paper_table(benchmark, [each for each in reported if each.benchmark == benchmark])
@@ -111,10 +106,9 @@ def _choose_best(groups: list[list[Run]]) -> list[list[Run]]:
 
 def _compute_score(group: list[Run]) -> float:
     """Return the mean ACC of a group, or its mean accumulated reward."""
-    if isinstance(group[0][1], Summary):
-        return mean(acc(summary.accuracies) for _, summary in group if isinstance(summary, Summary))
-    ends = [summary.learned[-1].accumulated for _, summary in group if isinstance(summary, GameSummary)]
-    return mean(end or 0.0 for end in ends)
+    if group[0][1].config.is_game:
+        return mean(summary.last["accumulated"] or 0.0 for _, summary in group)
+    return mean(acc(summary.accuracies) for _, summary in group)
 
 
 def _fold(summary: str, lines: Sequence[str]) -> list[str]:
@@ -137,8 +131,8 @@ def make_method_tables(groups: Mapping[str, list[list[Run]]], method: str) -> st
     published = [_format_published(benchmark, method) for benchmark in groups if paper.numbers(benchmark, method)]
     parts = ["In the paper:", "\n".join(_format_table(OF_PAPER, published))] if published else []
     parts += ["Measured here; runs and commands are in [results](../../results/README.md):"] if own else []
-    for kind, columns in ((Summary, FEW), (GameSummary, FEW_OF_GAMES)):
-        rows = [_make_row(group) for group in own if isinstance(group[0][1], kind)]
+    for is_game, columns in ((False, FEW), (True, FEW_OF_GAMES)):
+        rows = [_make_row(group) for group in own if group[0][1].config.is_game == is_game]
         parts += ["\n".join(_format_table(columns, rows))] if rows else []
     return "\n\n".join(parts)
 
@@ -192,7 +186,7 @@ def _format_table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) 
 
 def _list_columns(groups: list[list[Run]]) -> tuple[str, ...]:
     """Return the columns of all experiments; capacity is one where a network grows."""
-    grows = any(summary.capacity != 100 for group in groups for _, summary in group if isinstance(summary, Summary))
+    grows = any(summary.last["capacity"] != 100 for group in groups for _, summary in group)
     return tuple(column for column in COLUMNS if grows or column != "capacity (%)")
 
 
@@ -226,12 +220,10 @@ def _make_row(group: list[Run]) -> dict[str, object]:
         "settings": _describe_settings(config),
         "seeds": ", ".join(f"[{summary.config.seed}](runs/{path.name})" for path, summary in group),
         "runs": len(group),
-        "stored (MB)": f"{max(map(_count_stored_bytes, summaries)) / 1e6:.1f}",
+        "stored (MB)": f"{max(summary.extra_bytes for summary in summaries) / 1e6:.1f}",
         "time": span(mean(sum(summary.seconds.values()) for summary in summaries)),
     }
-    images = [summary for summary in summaries if isinstance(summary, Summary)]
-    games = [summary for summary in summaries if isinstance(summary, GameSummary)]
-    return common | (_summarize_games(games) if games else _summarize_tasks(images))
+    return common | (_summarize_games if config.is_game else _summarize_tasks)(summaries)
 
 
 def _summarize_tasks(summaries: list[Summary]) -> dict[str, object]:
@@ -244,7 +236,7 @@ def _summarize_tasks(summaries: list[Summary]) -> dict[str, object]:
         "epochs": config.trainer.epochs,
         "ACC (%)": _format_spread([acc(matrix) for matrix in matrices]),
         "BWT (%)": "" if at_once or len(matrices[0]) < 2 else _format_spread([bwt(matrix) for matrix in matrices]),
-        "capacity (%)": f"{mean(summary.capacity for summary in summaries):.0f}",
+        "capacity (%)": f"{mean(summary.last['capacity'] for summary in summaries):.0f}",
         # Kept on one line where a column is narrow.
         "paper: ACC, BWT": ", ".join(theirs).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"),
     }
@@ -262,14 +254,14 @@ def _format_published(benchmark: str, method: str) -> dict[str, object]:
     return found
 
 
-def _summarize_games(summaries: list[GameSummary]) -> dict[str, object]:
+def _summarize_games(summaries: list[Summary]) -> dict[str, object]:
     """Return the cells of games: the score of each when it was learned, and after all games."""
     cells: dict[str, object] = {}
     for position, game in enumerate(summaries[0].names):
-        then = mean(summary.learned[position].scores[position] for summary in summaries)
-        after = mean(summary.learned[-1].scores[position] for summary in summaries)
+        then = mean(summary.tasks[position]["scores"][position] for summary in summaries)
+        after = mean(summary.last["scores"][position] for summary in summaries)
         cells[game] = f"{then:.1f} → {after:.1f}"
-    ends = [summary.learned[-1].accumulated for summary in summaries]
+    ends = [summary.last["accumulated"] for summary in summaries]
     known = [end for end in ends if end is not None]
     return cells | {
         "games": len(summaries[0].names),
@@ -278,7 +270,7 @@ def _summarize_games(summaries: list[GameSummary]) -> dict[str, object]:
     }
 
 
-def _describe_settings(config: AnyConfig) -> str:
+def _describe_settings(config: Config[Any]) -> str:
     """Return the options of a run's command that have no column of their own."""
     options = as_command(config).split(" --")[1:]
     return ", ".join(option for option in options if f"--{option.split(maxsplit=1)[0]}" not in OWN_COLUMNS)
@@ -287,11 +279,6 @@ def _describe_settings(config: AnyConfig) -> str:
 def _format_spread(values: Sequence[float]) -> str:
     """Return the mean of values as text, and of several values the standard deviation."""
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-
-
-def _count_stored_bytes(summary: Summary | GameSummary) -> int:
-    """Return the number of bytes that are stored beside the network."""
-    return sum(count for use, count in summary.bytes.items() if use != "network")
 
 
 def make_pages() -> dict[Path, str]:

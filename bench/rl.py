@@ -65,14 +65,13 @@ class _Measured:
     done: int = 0
 
     def __post_init__(self) -> None:
-        from sgp.experiments.config import GameConfig, configure
+        from sgp.experiments.config import configure
         from sgp.experiments.folder import RunFolder
         from sgp.experiments.ppo import PPOTrainer
         from sgp.rl import load_games
         from sgp.rl.agent import Agent
 
         config = configure("atari", self.method, games=GAME, threads=torch.get_num_threads())
-        assert isinstance(config, GameConfig)
         self.steps = config.trainer.update_steps
         stream = load_games(config.benchmark, config.benchmark_settings)
         self.learner = PPOTrainer(config, stream, RunFolder(Path()))

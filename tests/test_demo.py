@@ -14,6 +14,7 @@ pytest.importorskip("yaml", reason="the settings of runs are YAML files; of the 
 from sgp.demo import DemoSettings, Outcome, run_demo
 from sgp.experiments.config import as_command
 from sgp.experiments.folder import RunFolder
+from sgp.report.words import format_number
 
 SMALL = DemoSettings(seeds=1, tasks=2, epochs=3, threshold=0.985)
 
@@ -46,7 +47,7 @@ def test_the_table_has_a_row_for_each_method(
     for method, (outcome,) in outcomes.items():
         row = next(line for line in output.splitlines() if line.startswith("│") and method in line)
         assert f"{outcome.acc:.1f}" in row
-        assert f"{outcome.bwt:.1f}" in row
+        assert format_number(outcome.bwt, 1) in row
 
 
 def test_the_demo_ends_with_a_conclusion_and_a_next_step(

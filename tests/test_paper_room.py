@@ -79,7 +79,7 @@ def every_config() -> list[tuple[str, str, str, str]]:
 
 def network_of(config: Config) -> nn.Module:
     kind = NETWORKS[config.network]
-    offered = {"statistics": config.norm_statistics, "bias": config.network_bias}
+    offered = {"statistics": config.trainer.norm_statistics, "bias": config.trainer.network_bias}
     inputs, heads = INPUTS[config.benchmark]
     return kind.build(inputs, heads, **{name: value for name, value in offered.items() if name in kind.options})
 
@@ -172,7 +172,7 @@ def test_permuted_mnist_is_gpms(method: str) -> None:
     config = configure("permuted-mnist", method)
     training, flat = config.trainer, config.flat()
     assert (training.lr, training.epochs, training.batch, training.test_batch) == (0.01, 5, 10, 64)
-    assert (training.schedule, flat["validation"], config.network_bias) == ("constant", 0.1, False)
+    assert (training.schedule, flat["validation"], config.trainer.network_bias) == ("constant", 0.1, False)
     assert flat["memory_samples"] == 300
 
 

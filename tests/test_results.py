@@ -34,6 +34,4 @@ def test_the_command_of_a_run_gives_its_config(folder: Path) -> None:
     config = RunFolder(folder).read_config()
     command, subcommand, *arguments = shlex.split(as_command(config))
     assert (command, subcommand) == ("sgp", "run")
-    request = parse_request(arguments)
-    assert request is not None
-    assert request.config == config
+    assert parse_request(arguments).config == config

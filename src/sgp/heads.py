@@ -10,6 +10,7 @@ before. Semantic drift compensation (Yu et al., CVPR 2020) moves class means in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from sgp.projection.anchor import Anchor, extend_rows, list_tensors
 from sgp.projection.batches import evaluation_pass, move_batch
-from sgp.projection.check import check_reference, swap_weights
+from sgp.projection.check import check_reference
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.precision import full_precision, has_float64
 from sgp.projection.sharded import find_fsdp_modules
@@ -79,7 +80,10 @@ def realign(
     now = list_tensors(model)
     known = {name: tensor for name, tensor in now.items() if name in reference}
     check_reference(reference, dict(model.named_parameters()) | known)
-    then = {name: extend_rows(reference[name], tensor).to(tensor) for name, tensor in known.items()}
+    # In the memory format of the model, on which the last bits depend.
+    then = {
+        name: torch.empty_like(tensor).copy_(extend_rows(reference[name], tensor)) for name, tensor in known.items()
+    }
     if all(torch.equal(now[name], tensor) for name, tensor in then.items()):
         raise RuntimeError("nothing has changed since the last update: call realign before the update of the new task")
     for name, head in own.items():
@@ -91,12 +95,27 @@ def realign(
     def compute_targets() -> Iterator[tuple[Tensor, Tensor]]:
         for batch in batches:
             batch = move_batch(batch, model)
-            with swap_weights(model, then):
+            with _swap_storage(now, then):
                 outputs = compute_outputs(members, _flatten_features(features(batch), members))
             yield _flatten_features(features(batch), members), outputs
 
     with evaluation_pass(model, batches):
         fit_heads(members, compute_targets(), ProcessGroup(distributed))
+
+
+@contextmanager
+def _swap_storage(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let tensors have other values inside the context, without copies, which would cost as much as a small batch."""
+    kept = {name: tensors[name].data for name in values}
+    try:
+        for name, value in values.items():
+            tensors[name].data = value
+        torch.clear_autocast_cache()  # which identifies weights by their identity
+        yield
+    finally:
+        for name, value in kept.items():
+            tensors[name].data = value
+        torch.clear_autocast_cache()
 
 
 @torch.no_grad()

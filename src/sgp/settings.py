@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sgp.registry import unknown
 
 # Key of a field's metadata.
 RANGE = "range"
 # NumPy's generators, which draw validation images and pixel orders, accept no larger seed.
 MAX_SEED = 2**32 - 1
+TYPES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    NoneType: "none",
+}
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,49 @@ def validate_fields(settings: Any) -> None:
 def find_options(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union type; a type that is no union is its only member."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def convert(name: str, value: Any, wanted: Any) -> Any:
+    """Convert a value of YAML, or a word of the command line, to a type: 1, "1" and "1e0" are floats too.
+
+    Args:
+        name: Name of the setting, for errors.
+        value: Value to convert.
+        wanted: Type, or union of types of which the first that accepts the value is chosen.
+
+    Raises:
+        ValueError: The type does not accept the value; the message names the setting.
+    """
+    options = find_options(wanted)
+    for option in options:
+        with suppress(ValueError, TypeError, KeyError):
+            return _convert_to(value, option)
+    if len(options) == 1 and get_origin(wanted) is Literal:
+        raise ValueError(unknown(name.lstrip("-"), str(value), map(str, get_args(wanted))))
+    raise ValueError(f"{name} must be {describe_type(wanted)}, got {value!r}")
+
+
+def _convert_to(value: Any, kind: Any) -> Any:
+    if get_origin(kind) is Literal:  # YAML reads the word "true" as a boolean
+        return {str(each): each for each in get_args(kind)}[str(value).lower() if isinstance(value, bool) else value]
+    if get_origin(kind) is dict:
+        return {str(key): convert(str(key), item, get_args(kind)[1]) for key, item in dict(value).items()}
+    if kind is NoneType:
+        return {"none": None}[str(value).lower()]
+    if isinstance(value, str) and kind is not bool:
+        return kind(value)
+    if isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool):
+        return kind(value)
+    raise ValueError
+
+
+def describe_type(wanted: Any) -> str:
+    """Return a type in words, for error messages."""
+    if get_origin(wanted) is dict:
+        return f"{describe_type(get_args(wanted)[1])} for each pattern"
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(str, get_args(wanted)))
+    return " or ".join(TYPES.get(option) or describe_type(option) for option in find_options(wanted))
 
 
 def _validate_value(name: str, value: Any, options: tuple[Any, ...], accepted: Range | None) -> None:

@@ -64,12 +64,8 @@ def test_a_mistake_is_reported_before_anything_is_created(
     arguments: list[str], clue: str, grid: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (grid.parent / "wrong.yaml").write_text("benchmark: digits\nmethod: [sgp]\nepoch: 3\n")
-    try:
-        status = main(["sweep", *arguments])
-    except SystemExit as end:
-        status = int(end.code or 0)
-    assert status == 2
-    assert clue in re.sub(r"[\s│]+", " ", capsys.readouterr().err)
+    assert main(["sweep", *arguments]) == 2
+    assert clue in capsys.readouterr().err
     assert not (grid.parent / "runs").exists()
 
 
@@ -82,6 +78,28 @@ def test_missing_data_are_reported_before_anything_runs(
     assert "cifar-100" in capsys.readouterr().err
     assert here == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_cannot_be_built_is_reported_before_anything_runs(
+    tmp_path: Path, here: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    patterns = "method: sgp\nseed: [0, 1]\nthreshold: [0.9, {hidden.0: 0.5, '*': 0.9}, {conv1: 0.5, '*': 0.9}]\n"
+    (tmp_path / "grid.yaml").write_text(GRID + patterns)
+    assert main(["sweep", "grid.yaml"]) == 2
+    name = "digits-sgp-paper-seed0-thresholdconv1_0.5___0.9"
+    assert capsys.readouterr().err.startswith(f"sgp sweep: {name}: threshold: the pattern 'conv1' matches no module")
+    assert here == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_model_of_each_kind_is_built_before_a_sweep(
+    tmp_path: Path, here: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    monkeypatch.setattr("sgp.cli.launch_sweep.build_trainer", lambda config, *_: built.append(config.name))
+    (tmp_path / "grid.yaml").write_text(GRID + "method: [finetune, sgp]\nseed: [0, 1]\nlr: [0.1, 0.2]\n")
+    assert main(["sweep", "grid.yaml"]) == 0
+    assert built == ["digits-finetune-paper-seed0", "digits-sgp-paper-seed0"]
 
 
 def test_every_run_of_the_grid_equals_that_of_a_single_command(
@@ -168,47 +186,27 @@ def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path, here: list[Jo
 
 
 @pytest.mark.parametrize(
-    ("more", "arguments", "plan"),
+    ("variable", "more", "arguments", "plan"),
     [
-        ("", [], "4 in parallel, threads 2 each"),
-        ("", ["--jobs", "3"], "3 in parallel, threads 2 each"),
-        ("", ["--jobs", "8"], "8 in parallel, threads 1 each"),
-        ("", ["--jobs", "100"], "100 in parallel, threads 1 each"),
-        ("threads: 4\n", [], "2 in parallel, threads 4 each"),
-        ("threads: 100\n", [], "1 in parallel, threads 100 each"),
-        ("", ["--ray", "auto"], "on Ray at auto, threads 1 each"),
+        ("", "", [], "4 in parallel, threads 2 each"),
+        ("", "", ["--jobs", "3"], "3 in parallel, threads 2 each"),
+        ("", "", ["--jobs", "8"], "8 in parallel, threads 1 each"),
+        ("", "", ["--jobs", "100"], "100 in parallel, threads 1 each"),
+        ("", "threads: 4\n", [], "2 in parallel, threads 4 each"),
+        ("", "threads: 100\n", [], "1 in parallel, threads 100 each"),
+        ("", "", ["--ray", "auto"], "on Ray at auto, threads 1 each"),
+        ("2", "", [], "4 in parallel, threads 2 each"),
+        ("4", "", [], "2 in parallel, threads 4 each"),
+        ("100", "", [], "1 in parallel, threads 100 each"),
+        ("1", "", ["--jobs", "2"], "2 in parallel, threads 1 each"),
+        ("4,2", "", ["--jobs", "3"], "3 in parallel, threads 4 each"),
+        ("many", "", [], "4 in parallel, threads 2 each"),
+        ("3", "", ["--ray", "auto"], "on Ray at auto, threads 3 each"),
     ],
 )
-def test_the_cores_are_shared_by_the_runs(
-    more: str,
-    arguments: list[str],
-    plan: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    (tmp_path / "grid.yaml").write_text(f"benchmark: digits\nmethod: sgp\nseed: [0, 1, 2, 3]\n{more}")
-    assert main(["sweep", "grid.yaml", "--plan", *arguments]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"grid.yaml: 4 runs in runs; {plan}"
-
-
-@pytest.mark.parametrize(
-    ("variable", "arguments", "plan"),
-    [
-        ("2", [], "4 in parallel, threads 2 each"),
-        ("4", [], "2 in parallel, threads 4 each"),
-        ("100", [], "1 in parallel, threads 100 each"),
-        ("1", ["--jobs", "2"], "2 in parallel, threads 1 each"),
-        ("4,2", ["--jobs", "3"], "3 in parallel, threads 4 each"),
-        ("", [], "4 in parallel, threads 2 each"),
-        ("many", [], "4 in parallel, threads 2 each"),
-        ("3", ["--ray", "auto"], "on Ray at auto, threads 3 each"),
-    ],
-)
-def test_each_run_has_the_threads_of_the_environment(
+def test_the_cores_are_shared_by_the_runs_unless_the_environment_has_a_number_of_threads(
     variable: str,
+    more: str,
     arguments: list[str],
     plan: str,
     tmp_path: Path,
@@ -217,7 +215,7 @@ def test_each_run_has_the_threads_of_the_environment(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    (tmp_path / "grid.yaml").write_text("benchmark: digits\nmethod: sgp\nseed: [0, 1, 2, 3]\n")
+    (tmp_path / "grid.yaml").write_text(f"benchmark: digits\nmethod: sgp\nseed: [0, 1, 2, 3]\n{more}")
     assert main(["sweep", "grid.yaml", "--plan", *arguments]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"grid.yaml: 4 runs in runs; {plan}"
 

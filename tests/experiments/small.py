@@ -13,8 +13,8 @@ import torch
 
 from sgp.benchmarks import BENCHMARKS
 from sgp.benchmarks.stream import Stream
+from sgp.experiments.callbacks import Callback
 from sgp.experiments.config import Config, configure
-from sgp.experiments.experiment import Callback
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.supervised import SupervisedTrainer
 
@@ -69,18 +69,18 @@ BENCHMARKS.add(
 '''
 
 
-def small(method: str = "sgp", **settings: Any) -> Config:
+def small(method: str = "sgp", **settings: Any) -> Config[Any]:
     """Three split digits tasks in two epochs, with every phase of a run."""
     given: dict[str, Any] = {"kind": "split", "tasks": 3, "epochs": 2, "threads": torch.get_num_threads()}
     return configure("digits", method, **(given | settings))
 
 
-def stream_of(config: Config) -> Stream:
+def stream_of(config: Config[Any]) -> Stream:
     return BENCHMARKS[config.benchmark].stream(config.benchmark_settings, None, config.seed)
 
 
 def run(
-    path: Path, config: Config, *callbacks: Callback, stream: Stream | None = None, resume: bool = False
+    path: Path, config: Config[Any], *callbacks: Callback, stream: Stream | None = None, resume: bool = False
 ) -> SupervisedTrainer:
     """Run a config to its end in a folder."""
     with RunFolder.begin(path, config, resume=resume) as folder:
@@ -93,7 +93,7 @@ class Stop(Exception):  # noqa: N818 (nothing is wrong)
     """Ends a run from outside."""
 
 
-def run_with_stops(path: Path, config: Config, *stops: tuple[int, int]) -> SupervisedTrainer:
+def run_with_stops(path: Path, config: Config[Any], *stops: tuple[int, int]) -> SupervisedTrainer:
     """Run a config that is stopped at some epochs (task, epoch), before their checkpoint, and taken up after each."""
     for number, where in enumerate(stops):
 

@@ -15,8 +15,8 @@ from rl.small import METHODS, run, run_with_stops, signs_stream, small
 from torch import Tensor
 
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import read_game_summary
 from sgp.experiments.ppo import PPOTrainer, build_agent
+from sgp.experiments.summary import read_summary
 from sgp.methods.gpm import GPM
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.settings import GameError
@@ -120,13 +120,12 @@ def test_rewards_are_normalised_and_added_up_over_the_games_so_far(tmp_path: Pat
 
 def test_a_folder_tells_what_the_run_came_to(tmp_path: Path) -> None:
     run(tmp_path / "run", small())
-    summary = read_game_summary(RunFolder(tmp_path / "run"))
+    summary = read_summary(RunFolder(tmp_path / "run"))
     assert summary.names == ["two", "three"]
     assert summary.finished
-    assert [len(each.scores) for each in summary.learned] == [1, 2]
-    assert [each.step for each in summary.curve] == [0, 64, 96, 96, 160, 192]
-    assert summary.bytes.keys() >= {"network", "bases", "importances"}
-    assert summary.free.keys() == {"trunk.conv1", "trunk.fc"}
+    assert [len(each["scores"]) for each in summary.tasks] == [1, 2]
+    assert summary.last["bytes"].keys() >= {"network", "bases", "importances"}
+    assert summary.last["free"].keys() == {"trunk.conv1", "trunk.fc"}
     header, *rows = (tmp_path / "run/scores.csv").read_text().splitlines()
     assert header == "step,learning,game,score,normalised"
     assert [row.split(",")[:3] for row in rows[3:5]] == [["96", "three", "two"], ["96", "three", "three"]]

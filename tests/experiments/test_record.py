@@ -26,7 +26,7 @@ def test_a_record_has_the_settings_and_what_the_summary_has(tmp_path: Path) -> N
     assert record.settings == summary.config.flat()
     assert [row[-1] for row in record.accuracies] == summary.accuracies.diagonal().tolist()
     assert (record.acc, record.bwt) == (79.0, -1.5)
-    assert record.capacity == summary.capacity
+    assert record.capacity == summary.last["capacity"]
     assert record.seconds == pytest.approx(sum(summary.seconds.values()))
 
 

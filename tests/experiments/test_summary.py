@@ -33,13 +33,13 @@ def test_seconds_are_summed_by_phase() -> None:
 def test_a_folder_tells_what_it_has_come_to_while_it_grows(tmp_path: Path) -> None:
     with RunFolder.begin(tmp_path, CONFIG, resume=False) as folder:
         empty = read_summary(folder)
-        assert (empty.names, empty.finished, empty.seconds, empty.bytes, empty.capacity) == ([], False, {}, {}, 100)
+        assert (empty.names, empty.finished, empty.seconds, empty.extra_bytes) == ([], False, {}, 0)
         folder.log("epoch", task=0, seconds={"train": 2.0})
         task = {"free": {"hidden.0": 0.5}, "capacity": 100.0, "bytes": {"network": 8, "bases": 4}}
         folder.log("task", task=0, name="first, of two", accuracies=[90.0], seconds={"test": 1.0}, **task)
         half = read_summary(RunFolder(tmp_path))
         assert (half.names, half.finished, half.seconds) == (["first, of two"], False, {"train": 2.0, "test": 1.0})
-        assert (half.bytes, half.free) == ({"network": 8, "bases": 4}, {"hidden.0": 0.5})
+        assert (half.extra_bytes, half.last["free"]) == (4, {"hidden.0": 0.5})
         folder.log("task", task=1, name="second", accuracies=[80.0, 70.0], seconds={"test": 1.5}, **task)
         folder.log("end", acc=75.0)
         write_tables(folder)

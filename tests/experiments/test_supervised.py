@@ -591,7 +591,7 @@ def test_the_network_is_the_seeds() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(derive_seed(0, "weights"))
         assert torch.equal(nn.Linear(64, 100).weight, one.hidden[0].weight)  # type: ignore[index,union-attr]
-    bare = build_network(replace(config, network_bias=False), stream)
+    bare = build_network(replace(config, trainer=replace(config.trainer, network_bias=False)), stream)
     assert all(not name.endswith("bias") for name, _ in bare.named_parameters())
     assert math.prod(one.hidden[0].weight.shape) == 6400  # type: ignore[index,union-attr]
 

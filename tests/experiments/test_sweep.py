@@ -9,7 +9,7 @@ pytest.importorskip("yaml", reason="sweeps are YAML files; of the extra 'benchma
 
 from sgp import paper
 from sgp.experiments.config import configure
-from sgp.experiments.outcome import read_outcome
+from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Sweep, read_sweep
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sgp.experiments.config import AnyConfig, configure
+from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
 from sgp.paper import scores as scores_of
 
@@ -16,7 +16,7 @@ def make_bases(count: int, task: int) -> dict[str, Any]:
 
 def write_run(
     path: Path,
-    config: AnyConfig,
+    config: Config[Any],
     rows: Sequence[Sequence[float]],
     *,
     names: Sequence[str] = (),

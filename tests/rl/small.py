@@ -8,8 +8,8 @@ import torch
 from experiments.small import Stop
 from rl import signs
 
-from sgp.experiments.config import GameConfig, configure
-from sgp.experiments.experiment import Callback
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.ppo import PPOTrainer
 from sgp.rl import load_games
@@ -37,16 +37,19 @@ METHODS = {
 }
 
 
-def small(method: str = "sgp", **settings: Any) -> GameConfig:
+def small(method: str = "sgp", **settings: Any) -> Config[Any]:
     """Create a config of two games of signs with three updates each."""
     given = SMALL | METHODS[method] | {"threads": torch.get_num_threads()} | settings
     config = configure("signs", method, **given)
-    assert isinstance(config, GameConfig)
     return config
 
 
 def run(
-    path: Path, config: GameConfig, *callbacks: Callback, stream: GameStream | None = None, resume: bool = False
+    path: Path,
+    config: Config[Any],
+    *callbacks: Callback,
+    stream: GameStream | None = None,
+    resume: bool = False,
 ) -> PPOTrainer:
     """Run a config to its end in a folder."""
     with RunFolder.begin(path, config, resume=resume) as folder:
@@ -57,7 +60,7 @@ def run(
     return learner
 
 
-def run_with_stops(path: Path, config: GameConfig, *stops: tuple[int, int]) -> PPOTrainer:
+def run_with_stops(path: Path, config: Config[Any], *stops: tuple[int, int]) -> PPOTrainer:
     """Run a config that is stopped after some updates (task, update), and resume it after each stop."""
     for number, where in enumerate(stops):
 

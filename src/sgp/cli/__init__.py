@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(name: str, *arguments: str) -> int:
+    from sgp.cli.arguments import Exit
     from sgp.registry import unknown
 
     if name not in COMMANDS:
@@ -75,6 +76,10 @@ def _run_command(name: str, *arguments: str) -> int:
     try:
         command: Callable[[list[str]], int] = import_module(f"sgp.cli.{COMMANDS[name]}").main
         return command(list(arguments))
+    except Exit as end:
+        if str(end):
+            print(f"sgp {name}: {end}", file=sys.stderr)
+        return end.code
     except KeyboardInterrupt:
         print("sgp: interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -8,28 +8,47 @@ from __future__ import annotations
 import ast
 import inspect
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from pathlib import Path
 from textwrap import dedent, fill
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from sgp.registry import unknown
-from sgp.settings import RANGE, Range, find_options
+from sgp.settings import RANGE, convert, find_options
 
 # Keys of a field's metadata.
 METAVAR, FLAG = "metavar", "flag"
 # Columns of the help: of the descriptions, and in all.
 LEFT, WIDTH = 28, 80
-PLACEHOLDERS = {int: "N", float: "X", Path: "PATH"}
-TYPES = {int: "a whole number", float: "a number", NoneType: "none", str: "a text", Path: "a path"}
+PLACEHOLDERS = {int: "N", float: "X", Path: "PATH", NoneType: "none"}
 T = TypeVar("T")
 
 
-class ArgumentError(ValueError):
-    """An argument is unknown, missing or not accepted; the message says what is accepted."""
+class Exit(Exception):  # noqa: N818 (also raised after help)
+    """Raised to end the command.
+
+    Args:
+        code: Exit code.
+        message: Error message; empty if there is none.
+    """
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@contextmanager
+def exit_on(*errors: type[Exception], code: int = 2) -> Iterator[None]:
+    """End the command with the message of an error that is raised inside the context."""
+    try:
+        yield
+    except errors as error:
+        raise Exit(code, str(error)) from error
 
 
 def positional(metavar: str, default: Any = MISSING) -> Any:
@@ -47,154 +66,147 @@ def flag() -> Any:
     return field(default=False, metadata={FLAG: True})
 
 
-@dataclass(frozen=True)
-class Option:
-    """Field of a dataclass as an argument.
+class Parser(ArgumentParser):
+    """Parser of the fields of dataclasses, whose errors are exceptions.
+
+    Args:
+        usage: Command with its arguments.
+        description: What the command does, in paragraphs.
 
     Attributes:
-        name: Name of the field.
-        hint: Type of the field.
-        entry: Field itself.
-        owner: Dataclass of the field.
+        hints: Type of each argument by the name of its field.
     """
 
-    name: str
-    hint: Any
-    entry: Field[Any]
-    owner: type[Any]
+    def __init__(self, usage: str = "", description: str = "") -> None:
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+        super().__init__(
+            usage=usage,
+            description="\n\n".join(fill(" ".join(each.split()), width) for each in description.split("\n\n")),
+            formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=LEFT, width=width),
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=SUPPRESS,
+        )
+        self.hints: dict[str, Any] = {}
 
-    @property
-    def doc(self) -> str:
-        """Docstring of the field."""
-        return read_docs(self.owner).get(self.name, "")  # type: ignore[arg-type]  # classes are hashable
+    def error(self, message: str) -> NoReturn:
+        """Raise a ValueError instead of ending the process."""
+        raise ValueError(message)
 
-    @property
-    def metavar(self) -> str | None:
-        """Name of an argument that has no option in front of it; None for an option."""
-        return self.entry.metadata.get(METAVAR)
+    def add_fields(
+        self, heading: str, kind: type[Any], values: Mapping[str, Any] | None, leave_out: Sequence[str] = ()
+    ) -> None:
+        """Add the fields of a dataclass as arguments.
 
-    @property
-    def flag(self) -> str:
-        """Name on the command line."""
-        return self.metavar or f"--{self.name.rstrip('_').replace('_', '-')}"
+        Args:
+            heading: Heading of the arguments in the help.
+            kind: Dataclass.
+            values: Value of each argument that is not given; None if the help is not printed.
+            leave_out: Names of fields that are no arguments.
+        """
+        group, hints = self.add_argument_group(heading), get_type_hints(kind)
+        docs = {} if values is None else read_docs(kind)  # type: ignore[arg-type]  # classes are hashable
+        for entry in fields(kind):
+            if entry.name in leave_out:
+                continue
+            hint, value = hints[entry.name], (values or {}).get(entry.name)
+            self.hints[entry.name] = hint
+            text = _describe(entry, hint, docs.get(entry.name, ""), value).replace("%", "%%")
+            if METAVAR in entry.metadata:
+                many, some = ("+", None) if entry.default is MISSING else ("*", "?")
+                nargs = many if get_origin(hint) is tuple else some
+                group.add_argument(entry.name, metavar=entry.metadata[METAVAR], nargs=nargs, help=text)
+            else:
+                options = _choose_action(entry, hint, value)
+                group.add_argument(write_option(entry.name), dest=entry.name, help=text, **options)
 
-    @property
-    def is_flag(self) -> bool:
-        """Whether the option takes no value."""
-        return self.hint is bool
+    def parse(self, arguments: Sequence[str], explain: Callable[[str], str] | None = None) -> dict[str, Any]:
+        """Parse arguments to values by the name of their field. Arguments that are not given are left out.
 
-    @property
-    def has_opposite(self) -> bool:
-        """Whether the option has a form `--no-...`."""
-        return self.is_flag and FLAG not in self.entry.metadata
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the argument can be given several times."""
-        return get_origin(self.hint) is tuple
-
-    @property
-    def types(self) -> tuple[Any, ...]:
-        """Types of one value, in the order in which they are tried."""
-        return find_options(get_args(self.hint)[0] if self.is_repeated else self.hint)
-
-    @property
-    def takes_pairs(self) -> bool:
-        """Whether the option accepts pairs of a pattern and a value."""
-        return any(get_origin(each) is dict for each in self.types)
-
-    def convert(self, words: Sequence[str]) -> Any:
-        """Convert the words of one value to the first type that accepts them.
+        Args:
+            arguments: Words of the command line.
+            explain: Function that returns the error message for an unknown option; by default the message has the
+                nearest options.
 
         Raises:
-            ArgumentError: No type accepts them.
+            ValueError: An argument is unknown, missing or not accepted.
         """
-        for each in self.types:
-            try:
-                return _convert(words, each)
-            except (ValueError, KeyError):
-                continue
-        accepted = " or ".join(map(_describe_type, self.types))
-        raise ArgumentError(f"{self.flag} must be {accepted}, got {' '.join(words)!r}")
-
-    def describe_usage(self, value: Any = None) -> str:
-        """Return the argument with a placeholder for its value: "--lr X", "--bias protect|freeze".
-
-        Args:
-            value: Value without the argument. If it is None, the help does not mention that none is accepted.
-        """
-        if self.metavar is not None:
-            return self.metavar
-        if self.is_flag:
-            return f"--[no-]{self.flag[2:]}" if self.has_opposite else self.flag
-        types = [each for each in self.types if each is not NoneType or value is not None]
-        return f"{self.flag} {'|'.join(map(self._describe_placeholder, types))}"
-
-    def _describe_placeholder(self, kind: Any) -> str:
-        if get_origin(kind) is Literal:
-            return "|".join(map(str, get_args(kind)))
-        if get_origin(kind) is dict:
-            return f"PATTERN {PLACEHOLDERS[get_args(kind)[1]]} ..."
-        return {NoneType: "none", str: self.name.upper()}.get(kind) or PLACEHOLDERS[kind]
-
-    def describe(self, value: Any) -> str:
-        """Return the help of the argument: its docstring, its range and its value.
-
-        Args:
-            value: Value without the argument; none is mentioned if it is None, empty or false.
-        """
-        accepted: Range | None = self.entry.metadata.get(RANGE)
-        parts = [self.doc]
-        if accepted is not None:
-            limits = accepted.describe(whole=float not in self.types).removesuffix("finite").removesuffix(" and ")
-            parts += [f"{limits[0].upper()}{limits[1:]}."] if limits else []
-        if self.has_opposite or (value not in (None, "", (), MISSING) and not self.is_flag):
-            parts.append(f"Default: {_describe_value(value)}.")
-        return " ".join(parts)
+        words = [_spell_option(word) if word.startswith("--") else word for word in arguments]
+        given, rest = self.parse_known_intermixed_args(words)
+        options = [word.partition("=")[0] for word in rest if word.startswith("-")]
+        if options and explain is not None:
+            raise ValueError(explain(options[0]))
+        if options:
+            raise ValueError(unknown("option", options[0], map(write_option, self.hints)))
+        if rest:
+            hint = f": did you mean {write_option(rest[0])}?" if rest[0] in self.hints else ""
+            raise ValueError(f"unexpected argument {rest[0]!r}{hint}")
+        return {name: _convert_words(name, words, self.hints[name]) for name, words in vars(given).items()}
 
 
-def _convert(words: Sequence[str], kind: Any) -> Any:
-    if get_origin(kind) is dict:
-        if len(words) % 2:
-            raise ValueError
-        item = get_args(kind)[1]
-        return {pattern: _convert([word], item) for pattern, word in zip(words[::2], words[1::2], strict=True)}
-    (word,) = words
+def write_option(name: str) -> str:
+    """Return a setting as an option: "test_batch" is --test-batch."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def _spell_option(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _takes_pairs(hint: Any) -> bool:
+    return any(get_origin(each) is dict for each in find_options(hint))
+
+
+def _choose_action(entry: Field[Any], hint: Any, value: Any) -> dict[str, Any]:
+    """Return how argparse reads an option: as a flag, as one word, as several words, or several times."""
+    if hint is bool:
+        return {"action": "store_true" if FLAG in entry.metadata else BooleanOptionalAction}
+    item = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    # That none is accepted goes without saying where it is the default.
+    types = [each for each in find_options(item) if each is not NoneType or value is not None]
+    names = [str(name) for each in types for name in _list_placeholders(entry.name, each)]
+    if _takes_pairs(hint):
+        (value_type,) = {get_args(each)[1] for each in types if get_origin(each) is dict}
+        return {"nargs": "+", "metavar": ("|".join(names), PLACEHOLDERS[value_type])}
+    return {"action": "append" if item is not hint else "store", "metavar": "|".join(names)}
+
+
+def _list_placeholders(name: str, kind: Any) -> Sequence[Any]:
     if get_origin(kind) is Literal:
-        return {str(choice): choice for choice in get_args(kind)}[word]
-    if kind is NoneType:
-        return {"none": None}[word.lower()]
-    return kind(word)
+        return get_args(kind)
+    return ["PATTERN" if get_origin(kind) is dict else PLACEHOLDERS.get(kind, name.upper())]
 
 
-def _describe_type(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    if get_origin(kind) is dict:
-        return f"pairs of a pattern and {TYPES[get_args(kind)[1]]}"
-    return TYPES[kind]
+def _convert_words(name: str, words: Any, hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return tuple(convert(write_option(name), word, get_args(hint)[0]) for word in words)
+    if _takes_pairs(hint):
+        pairs = dict(zip(words[::2], words[1::2], strict=False))
+        words = words[0] if len(words) == 1 else pairs if len(words) % 2 == 0 else " ".join(words)
+    return convert(write_option(name), words, hint)
 
 
-def _describe_value(value: Any) -> str:
+def _describe(entry: Field[Any], hint: Any, text: str, value: Any) -> str:
+    """Return the help of an argument: its docstring, its range and its value, unless that is None or empty."""
+    parts = [text]
+    if RANGE in entry.metadata:
+        limits = entry.metadata[RANGE].describe(whole=float not in find_options(hint))
+        limits = limits.removesuffix("finite").removesuffix(" and ")
+        parts += [f"{limits[0].upper()}{limits[1:]}."] if limits else []
+    if value not in (None, "", (), MISSING) and FLAG not in entry.metadata:
+        parts.append(f"Default: {_format_value(value)}.")
+    return " ".join(parts)
+
+
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, dict):
-        return " ".join(f"{pattern} {_describe_value(item)}" for pattern, item in value.items())
+        return " ".join(f"{pattern} {_format_value(item)}" for pattern, item in value.items())
     if isinstance(value, int) and value >= 10_000:
         return f"{value:_}"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def list_options(kind: type[Any], leave_out: Sequence[str] = ()) -> list[Option]:
-    """Return the fields of a dataclass as arguments.
-
-    Args:
-        kind: Dataclass.
-        leave_out: Names of fields that are no arguments.
-    """
-    hints = get_type_hints(kind)
-    chosen = [entry for entry in fields(kind) if entry.name not in leave_out]
-    return [Option(entry.name, hints[entry.name], entry, kind) for entry in chosen]
 
 
 @cache
@@ -219,115 +231,23 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return "-h" in arguments or "--help" in arguments
 
 
-def parse(
-    options: Sequence[Option], arguments: Sequence[str], explain: Callable[[str], str] | None = None
-) -> dict[str, Any]:
-    """Parse arguments to values by the name of their field. Arguments that are not given are left out.
-
-    Args:
-        options: Accepted arguments.
-        arguments: Words of the command line.
-        explain: Function that returns the error message for an unknown option, from its name without hyphens; by
-            default the message has the nearest options.
-
-    Raises:
-        ArgumentError: An argument is unknown, missing or not accepted.
-    """
-    named = {option.flag: (option, True) for option in options if option.metavar is None}
-    named |= {f"--no-{option.flag[2:]}": (option, False) for option in options if option.has_opposite}
-    unfilled = [option for option in options if option.metavar is not None]
-    values: dict[str, Any] = {}
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        if word.startswith("-"):
-            name, equals, value = word.partition("=")
-            name = name.replace("_", "-")
-            if not word.startswith("--"):
-                raise ArgumentError(f"there is no option {word!r}: options begin with --")
-            if name not in named:
-                raise ArgumentError(
-                    explain(name.lstrip("-").replace("-", "_")) if explain else unknown("option", name, named)
-                )
-            option, is_on = named[name]
-            if option.is_flag:
-                if equals:
-                    raise ArgumentError(f"{name} takes no value, got {value!r}")
-                values[option.name] = is_on
-                continue
-            taken = [value] if equals else _take_words(option, words)
-        elif unfilled:
-            option, taken = unfilled[0], [word]
-            if not option.is_repeated:
-                del unfilled[0]
-        else:
-            hint = f": did you mean --{word}?" if f"--{word}" in named else ""
-            raise ArgumentError(f"unexpected argument {word!r}{hint}")
-        converted = option.convert(taken)
-        values[option.name] = (*values.get(option.name, ()), converted) if option.is_repeated else converted
-    for option in unfilled:
-        if option.entry.default is MISSING and option.name not in values:
-            raise ArgumentError(f"{option.flag.removesuffix(' ...')} is missing")
-    return values
-
-
-def _take_words(option: Option, words: list[str]) -> list[str]:
-    """Remove the words of an option's value from the front of those that are left."""
-    count = 0
-    while count < len(words) and not words[count].startswith("--") and (option.takes_pairs or count == 0):
-        count += 1
-    if count == 0:
-        raise ArgumentError(f"{option.flag} needs a value")
-    taken, words[:count] = words[:count], []
-    return taken
-
-
-def parse_into(kind: type[T], arguments: Sequence[str]) -> T:
-    """Build a dataclass whose fields are the arguments of a command.
-
-    Raises:
-        ValueError: An argument is not accepted.
-    """
-    return kind(**parse(list_options(kind), arguments))
-
-
-def print_command_help(kind: type[Any], usage: str) -> None:
-    """Print the help of a command whose arguments are the fields of a dataclass.
+def parse_into(kind: type[T], usage: str, arguments: Sequence[str]) -> T:
+    """Build a dataclass whose fields are the arguments of a command, or print its help.
 
     Args:
         kind: Dataclass; its docstring describes the command.
         usage: Command with its arguments.
+        arguments: Words of the command line. Without any, a command that requires one prints its help.
+
+    Raises:
+        Exit: The help was printed, or an argument is not accepted.
     """
-    options = list_options(kind)
-    defaults = {option.name: option.entry.default for option in options}
-    print(format_help(usage, inspect.getdoc(kind) or "", {"options": options}, defaults))
-
-
-def format_help(usage: str, description: str, groups: Mapping[str, Sequence[Option]], values: Mapping[str, Any]) -> str:
-    """Return the help of a command.
-
-    Args:
-        usage: Command with its arguments.
-        description: What the command does, in paragraphs.
-        groups: Arguments by the heading of their group.
-        values: Value of each argument that is not given.
-    """
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    paragraphs = [fill(" ".join(each.split()), width) for each in description.split("\n\n")]
-    sections = [f"usage: {usage}", *paragraphs]
-    for heading, options in groups.items():
-        if options:
-            entries = [_format_entry(option, values.get(option.name), width) for option in options]
-            sections.append("\n".join([f"{heading}:", *entries]))
-    return "\n\n".join(sections)
-
-
-def _format_entry(option: Option, value: Any, width: int) -> str:
-    """Return the help of one argument: its name on the left, and its description beside or below it."""
-    usage = f"  {option.describe_usage(value)}"
-    indent = LEFT * " "
-    lines = fill(option.describe(value), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-    if len(usage) > LEFT - 2:
-        wrapped = fill(usage, width, subsequent_indent=6 * " ", break_on_hyphens=False, break_long_words=False)
-        return f"{wrapped}\n{lines}"
-    return usage + lines[len(usage) :]
+    defaults = {entry.name: entry.default for entry in fields(kind)}  # type: ignore[arg-type]
+    parser = Parser(usage, inspect.getdoc(kind) or "")
+    wants_help = asks_for_help(arguments) or (not arguments and MISSING in defaults.values())
+    parser.add_fields("options", kind, defaults if wants_help else None)
+    if wants_help:
+        parser.print_help()
+        raise Exit(0)
+    with exit_on(ValueError):
+        return kind(**parser.parse(arguments))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.cli.arguments import ArgumentError, asks_for_help, parse_into, positional, print_command_help
+from sgp.cli.arguments import Exit, exit_on, parse_into, positional
 from sgp.cli.interrupt import raise_on_interrupt
 from sgp.registry import UnknownName, unknown
 
@@ -37,6 +35,12 @@ class GetOptions:
     directory: Path | None = positional("DIR", default=None)
     """Folder with the data sets, which is created if it does not exist; by default $SGP_DATA."""
 
+    def __post_init__(self) -> None:
+        """Check the name."""
+        known = {dataset for name in BENCHMARKS for dataset in BENCHMARKS[name].datasets}
+        if self.name not in known:
+            raise UnknownName(unknown("data set", self.name, known))
+
 
 @dataclass(frozen=True)
 class CheckOptions:
@@ -52,40 +56,19 @@ def main(arguments: list[str]) -> int:
     if action in ("-h", "--help"):
         print(USAGE)
         return 0
-    try:
-        if action not in ("get", "check"):
-            raise UnknownName(unknown("action", action, ("get", "check")))
-        if asks_for_help(rest):
-            options, usage = (GetOptions, "NAME [DIR]") if action == "get" else (CheckOptions, "[DIR]")
-            print_command_help(options, f"sgp data {action} {usage}")
-            return 0
-        work = _prepare_get(rest) if action == "get" else _prepare_check(rest)
-    except (UnknownName, ArgumentError) as error:
-        print(f"sgp data: {error}", file=sys.stderr)
-        return 2
+    if action not in ("get", "check"):
+        raise Exit(2, unknown("action", action, ("get", "check")))
+    if action == "check":
+        checked = parse_into(CheckOptions, "sgp data check [DIR]", rest)
+    else:
+        options = parse_into(GetOptions, "sgp data get NAME [DIR]", rest)
     from sgp.benchmarks.datasets.images import DataError
 
     raise_on_interrupt()
-    try:
-        reports = work()
-    except DataError as error:
-        print(f"sgp data: {error}", file=sys.stderr)
-        return 1
+    with exit_on(DataError, code=1):
+        reports = _check(checked.directory) if action == "check" else [_download(options.name, options.directory)]
     _print_reports(reports)
     return 1 if any(report.state == "damaged" for report in reports) else 0
-
-
-def _prepare_get(arguments: list[str]) -> Callable[[], list[Report]]:
-    options = parse_into(GetOptions, arguments)
-    known = {dataset for name in BENCHMARKS for dataset in BENCHMARKS[name].datasets}
-    if options.name not in known:
-        raise UnknownName(unknown("data set", options.name, known))
-    return lambda: [_download(options.name, options.directory)]
-
-
-def _prepare_check(arguments: list[str]) -> Callable[[], list[Report]]:
-    options = parse_into(CheckOptions, arguments)
-    return lambda: _check(options.directory)
 
 
 def _download(name: str, directory: Path | None) -> Report:

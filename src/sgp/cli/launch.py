@@ -4,112 +4,88 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from sgp.benchmarks import BENCHMARKS, Benchmark
 from sgp.benchmarks.datasets.images import DataError
-from sgp.benchmarks.stream import Stream
+from sgp.cli.arguments import exit_on
 from sgp.cli.interrupt import INTERRUPTED, raise_on_interrupt
-from sgp.cli.show import print_run
-from sgp.experiments.config import AnyConfig, Config
-from sgp.experiments.display import Display
-from sgp.experiments.experiment import Callback
+from sgp.cli.show import print_summary
+from sgp.experiments.callbacks import Callback, Display, make_tensorboard_callbacks
+from sgp.experiments.config import Config
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
+from sgp.experiments.summary import read_summary
 from sgp.experiments.supervised import SupervisedTrainer
-from sgp.experiments.tensorboard import make_tensorboard_callbacks
 from sgp.rl import load_games
 from sgp.rl.settings import GameError
 
 if TYPE_CHECKING:
     from sgp.cli.run import Place
-    from sgp.experiments.game_display import GameDisplay
-    from sgp.experiments.ppo import PPOTrainer
-    from sgp.rl.games import GameStream
-
-ERRORS = (ValueError, ImportError, RunError, GameError)
 
 
-def launch(config: AnyConfig, place: Place, scripts: Sequence[str] = ()) -> int:
+def launch(config: Config[Any], place: Place) -> int:
     """Run a config from its beginning or from its checkpoint, and return the exit code.
 
     Args:
         config: Config of the run.
         place: Where it reads from and writes to.
-        scripts: Files that must be imported again to resume it.
     """
     raise_on_interrupt()
-    try:
+    with exit_on_failure():
         RunFolder.check_unused(place.find_folder(config), resume=place.resume)
-        stream = load_stream(config, place.data)
-        return _run(config, stream, place, scripts)
-    except ERRORS as error:
-        print(f"sgp run: {error}", file=sys.stderr)
-        return find_exit_code(error)
+        return _run(config, load_stream(config, place.data), place)
 
 
-def find_exit_code(error: Exception) -> int:
-    """Return the exit code for an error: 2 for a mistake in the settings, 1 for data and runs that fail."""
-    return 1 if isinstance(error, DataError | RunError | GameError) else 2
+@contextmanager
+def exit_on_failure() -> Iterator[None]:
+    """End the command with exit code 1 for data and runs that fail, and with 2 for a mistake in the settings."""
+    with exit_on(ValueError, ImportError), exit_on(DataError, RunError, GameError, code=1):
+        yield
 
 
-def load_stream(config: AnyConfig, data: Path | None) -> Stream | GameStream:
-    """Load the data or the games of a config.
+def load_stream(config: Config[Any], data: Path | None) -> Any:
+    """Load the tasks or the games of a config.
 
     Args:
         config: Config of the run.
         data: Folder with the data sets; None for $SGP_DATA.
     """
-    if not isinstance(config, Config):
-        return load_games(config.benchmark, config.benchmark_settings)
     benchmark = BENCHMARKS[config.benchmark]
-    assert isinstance(benchmark, Benchmark)
-    return benchmark.stream(config.benchmark_settings, data, config.seed)
+    if isinstance(benchmark, Benchmark):
+        return benchmark.stream(config.benchmark_settings, data, config.seed)
+    return load_games(config.benchmark, config.benchmark_settings)
 
 
-def build_trainer(
-    config: AnyConfig, stream: Stream | GameStream, folder: RunFolder, *callbacks: Callback
-) -> SupervisedTrainer | PPOTrainer:
+def build_trainer(config: Config[Any], stream: Any, folder: RunFolder, *callbacks: Callback) -> Experiment:
     """Build the trainer of a config.
 
     Raises:
         ValueError: The method, the network and the tasks do not go together.
     """
-    if isinstance(config, Config):
-        assert isinstance(stream, Stream)
+    if not config.is_game:
         return SupervisedTrainer(config, stream, folder, *callbacks)
     # Games need optional packages, of which load_stream has said what is missing.
     from sgp.experiments.ppo import PPOTrainer
-    from sgp.rl.games import GameStream
 
-    assert isinstance(stream, GameStream)
     return PPOTrainer(config, stream, folder, *callbacks)
 
 
-def _build_display(console: Console, config: AnyConfig, names: list[str]) -> Display | GameDisplay:
-    if isinstance(config, Config):
-        return Display(console, config, names)
-    from sgp.experiments.game_display import GameDisplay
-
-    return GameDisplay(console, config, names)
-
-
-def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: Sequence[str]) -> int:
+def _run(config: Config[Any], stream: Any, place: Place) -> int:
     console, path, names = Console(), place.find_folder(config), list(stream.names)
     # A batch system sends SIGTERM before it ends a job.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    resume = f"resume with: {_format_resume(path, place, scripts)}"
+    resume = f"resume with: {_format_resume(path, place)}"
     kept = f"the last checkpoint is kept, {resume}"
     try:
-        with RunFolder.begin(path, config, resume=place.resume, threads=torch.get_num_threads()) as folder:
+        with RunFolder.begin(path, config, resume=place.resume) as folder:
             config = folder.read_config()
-            torch.set_num_threads(config.threads)
-            with _build_display(console, config, names) as display:
+            with Display(console, config, names) as display:
                 trainer = build_trainer(config, stream, folder, display, *make_tensorboard_callbacks(path))
                 heading = (
                     f"{path}: {config.method} on {config.benchmark}, {len(names)} tasks{folder.describe_progress()}"
@@ -118,7 +94,7 @@ def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: 
                 for note in folder.warnings:
                     console.print(note, style="yellow", highlight=False, markup=False, soft_wrap=True)
                 trainer.run()
-            print_run(console, str(path), folder)
+            print_summary(console, str(path), read_summary(folder))
     except KeyboardInterrupt:
         console.print(f"Stopped; {resume}", highlight=False, markup=False, soft_wrap=True)
         return INTERRUPTED
@@ -129,8 +105,8 @@ def _run(config: AnyConfig, stream: Stream | GameStream, place: Place, scripts: 
     return 0
 
 
-def _format_resume(path: Path, place: Place, scripts: Sequence[str]) -> str:
+def _format_resume(path: Path, place: Place) -> str:
     """Return the command that resumes a run."""
     data = [] if place.data is None else ["--data", str(place.data)]
-    imports = [word for script in scripts for word in ("--import", script)]
+    imports = [word for script in place.import_ for word in ("--import", str(script))]
     return shlex.join(["sgp", "run", str(path), "--resume", *data, *imports])

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from sgp.cli.arguments import exit_on
 from sgp.cli.interrupt import INTERRUPTED, raise_on_interrupt
-from sgp.cli.launch import ERRORS, find_exit_code, load_stream
+from sgp.cli.launch import build_trainer, exit_on_failure, load_stream
 from sgp.cli.sweep import Options
 from sgp.cli.sweep_display import SweepDisplay, describe_status, print_outcome
-from sgp.experiments.config import AnyConfig, as_command, find_differences
+from sgp.experiments.config import Config, as_command, find_differences
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
 from sgp.experiments.jobs import THREADS, Events, Job, run_here
-from sgp.experiments.outcome import read_outcome
+from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Sweep
 
 # For the processes of a sweep that was killed to end, in seconds.
@@ -38,17 +39,14 @@ def launch_sweep(sweep: Sweep, options: Options, resume: str) -> int:
     """
     raise_on_interrupt()
     console = Console()
-    try:
+    with exit_on_failure():
         # Absolute, so that it is the same on all nodes of a cluster.
         folders = {options.out.absolute() / point.name: point for point in sweep.points}
         configs = {path: _match_folder(path, point.config) for path, point in folders.items()}
         left = {path: config for path, config in configs.items() if read_outcome(path) is None}
         if not options.plan:
-            _check_data(left.values(), options.data)
+            _check_runs(left, options.data)
             _wait_for_folders(list(left))
-    except ERRORS as error:
-        print(f"sgp sweep: {error}", file=sys.stderr)
-        return find_exit_code(error)
     parallel, jobs = _plan_jobs(left, options)
     _print_heading(console, options, sweep, parallel, jobs)
     if options.plan:
@@ -58,15 +56,17 @@ def launch_sweep(sweep: Sweep, options: Options, resume: str) -> int:
     # A batch system sends SIGTERM before it ends a job.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with SweepDisplay(console, left) as display, closing(_start(jobs, parallel, options)) as events:
+        with (
+            exit_on_failure(),
+            exit_on(OSError, code=1),
+            SweepDisplay(console, left) as display,
+            closing(_start(jobs, parallel, options)) as events,
+        ):
             failed = {job: status for job, status in display.follow(events) if status}
     except KeyboardInterrupt:
         finished = sum(read_outcome(path) is not None for path in folders)
         _print(console, f"Stopped with {finished} of {len(folders)} runs finished; resume with: {resume}")
         return INTERRUPTED
-    except (RunError, ImportError, OSError) as error:
-        print(f"sgp sweep: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ImportError) else 1
     print_outcome(console, [(point, path) for path, point in folders.items()])
     _print(console, f"{len(folders) - len(failed)} of {len(folders)} runs are finished, in {options.out}")
     _print_failures(console, failed, options, resume)
@@ -82,7 +82,7 @@ def _print_failures(console: Console, failed: dict[Job, int], options: Options, 
         _print(console, f"try the failed runs again with: {resume}")
 
 
-def _match_folder(path: Path, config: AnyConfig) -> AnyConfig:
+def _match_folder(path: Path, config: Config[Any]) -> Config[Any]:
     """Return the config of a run, with the number of threads that its folder has if it was started before.
 
     Raises:
@@ -98,11 +98,33 @@ def _match_folder(path: Path, config: AnyConfig) -> AnyConfig:
     return config
 
 
-def _check_data(configs: Iterable[AnyConfig], data: Path | None) -> None:
-    """Load the data or the games of each benchmark once, so that what is missing is reported before anything runs."""
-    kinds = {repr((config.benchmark, config.benchmark_settings)): config for config in configs}
-    for config in kinds.values():
-        load_stream(config, data)
+def _check_runs(configs: Mapping[Path, Config[Any]], data: Path | None) -> None:
+    """Load the data of each benchmark and build each kind of model once, so that mistakes stop the sweep at its start.
+
+    Raises:
+        ValueError: The method, the network and the tasks of a run do not go together.
+    """
+    benchmarks: dict[str, list[Path]] = {}
+    for path, config in configs.items():
+        benchmarks.setdefault(repr((config.benchmark, config.benchmark_settings)), []).append(path)
+    checked = set()
+    for paths in benchmarks.values():
+        stream = load_stream(configs[paths[0]], data)
+        for path in paths:
+            config = replace(configs[path], device="cpu")  # the machines of a cluster may have other devices
+            if (kind := _describe_kind(config)) in checked:
+                continue
+            checked.add(kind)
+            try:
+                build_trainer(config, stream, RunFolder(path))
+            except ValueError as error:
+                raise ValueError(f"{path.name}: {error}") from error
+
+
+def _describe_kind(config: Config[Any]) -> str:
+    """Return the settings of a config without its numbers, on which it rarely depends whether a model can be built."""
+    values = {name: sorted(value) if isinstance(value, dict) else value for name, value in config.flat().items()}
+    return repr({name: type(value) if isinstance(value, int | float) else value for name, value in values.items()})
 
 
 def _wait_for_folders(folders: list[Path]) -> None:
@@ -120,7 +142,7 @@ def _wait_for_folders(folders: list[Path]) -> None:
         time.sleep(0.1)
 
 
-def _plan_jobs(configs: dict[Path, AnyConfig], options: Options) -> tuple[int, list[Job]]:
+def _plan_jobs(configs: dict[Path, Config[Any]], options: Options) -> tuple[int, list[Job]]:
     """Return the number of parallel runs, and each run as a process with its share of the cores.
 
     OMP_NUM_THREADS is the number of threads of each run, unless its config has one.

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgp.cli.arguments import asks_for_help, parse_into, positional, print_command_help
-from sgp.cli.importing import import_file
+from sgp.cli.arguments import Exit, exit_on, parse_into, positional
+from sgp.cli.importing import import_files
 from sgp.cli.interrupt import raise_on_interrupt
 from sgp.report import find_missing_packages
 
@@ -29,22 +29,9 @@ class Options:
 
 def main(arguments: list[str]) -> int:
     """Write a report of some runs, and print where it is."""
-    if not arguments or asks_for_help(arguments):
-        print_command_help(Options, "sgp report RUN ... [OPTIONS]")
-        return 0
-    try:
-        options = parse_into(Options, arguments)
-    except ValueError as error:
-        print(f"sgp report: {error}", file=sys.stderr)
-        return 2
-    lacking = find_missing_packages()
-    if lacking:
-        print(f"sgp report: {lacking}", file=sys.stderr)
-        return 2
-    return _write(options)
-
-
-def _write(options: Options) -> int:
+    options = parse_into(Options, "sgp report RUN ... [OPTIONS]", arguments)
+    if lacking := find_missing_packages():
+        raise Exit(2, lacking)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -54,25 +41,16 @@ def _write(options: Options) -> int:
     raise_on_interrupt()
     console = Console()
     bar = Progress(TextColumn("figures"), BarColumn(), MofNCompleteColumn(), console=console, transient=True)
-    try:
-        for script in options.import_:
-            import_file(script)
+    with exit_on(ReportError, ValueError, code=1):
+        import_files(options.import_)
         with bar:
             task = bar.add_task("")
             report = write_report(
                 options.runs, options.out, lambda done, total: bar.update(task, completed=done, total=total)
             )
-    except (ReportError, ValueError) as error:
-        print(f"sgp report: {error}", file=sys.stderr)
-        return 1
     for each in report.left_out:
         print(f"sgp report: {each.path} is left out: {each.reason}", file=sys.stderr)
     runs = format_count(sum(len(each.runs) for each in report.groups), "run")
     tables, figures = format_count(report.tables, "table"), format_count(report.figures, "figure")
-    console.print(
-        f"{runs}, {tables}, {figures}: {report.page}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print(f"{runs}, {tables}, {figures}: {report.page}", highlight=False, markup=False, soft_wrap=True)
     return 0

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sgp
-from sgp.cli.arguments import asks_for_help, flag, parse_into, positional, print_command_help
+from sgp.cli.arguments import flag, parse_into, positional
 from sgp.cli.sweep import Options as SweepOptions
+from sgp.experiments.callbacks import span
 from sgp.experiments.config import as_command
-from sgp.experiments.display import span
 from sgp.experiments.sweep import Sweep, expand_grids
 from sgp.paper import TABLES, find_cells
 from sgp.registry import unknown
@@ -94,14 +94,7 @@ class Options(Settings):
 
 def main(arguments: list[str]) -> int:
     """Return the exit status after printing the paper's tables, or running what is missing in some of them."""
-    if asks_for_help(arguments):
-        print_command_help(Options, "sgp reproduce [TABLE ...] [OPTIONS]")
-        return 0
-    try:
-        options = parse_into(Options, arguments)
-    except ValueError as error:
-        print(f"sgp reproduce: {error}", file=sys.stderr)
-        return 2
+    options = parse_into(Options, "sgp reproduce [TABLE ...] [OPTIONS]", arguments)
     reproduction, left_out = _compare(options)
     for path, reason in left_out:
         print(f"sgp reproduce: {path} is left out: {reason}", file=sys.stderr)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sgp.benchmarks import BENCHMARKS
-from sgp.cli.arguments import ArgumentError, Option, asks_for_help, flag, format_help, list_options, parse
-from sgp.cli.importing import import_file
+from sgp.cli.arguments import Exit, Parser, asks_for_help, exit_on, flag, write_option
+from sgp.cli.importing import import_files
 from sgp.experiments.config import (
     CHOICES,
     GROUPS,
-    AnyConfig,
+    Config,
+    check_complete,
     configure,
     explain_unknown_setting,
     find_groups,
@@ -45,6 +45,12 @@ USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [OPTIONS]
 `sgp run BENCHMARK --method NAME --help` shows the settings and their values."""
 
 
+CHOICE_PARSER = Parser()
+for _name in CHOICES:
+    CHOICE_PARSER.add_argument(write_option(_name))
+CHOICE_PARSER.add_argument("--import", action="append", default=[])
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a run reads from and writes to."""
@@ -57,13 +63,15 @@ class Place:
     """Name of the run's folder; by default benchmark, method, preset and seed."""
     resume: bool = flag()
     """Resume a run that was stopped."""
+    import_: tuple[Path, ...] = ()
+    """Python file that registers your own method, network or benchmark; can be given several times."""
 
     def __post_init__(self) -> None:
         """Check that the name is the name of one folder."""
         if self.name is not None and (Path(self.name).name != self.name or self.name == ".."):
             raise ValueError(f"--name must be the name of one folder, got {self.name!r}; its parent folder is --out")
 
-    def find_folder(self, config: AnyConfig) -> Path:
+    def find_folder(self, config: Config[Any]) -> Path:
         """Return the folder of a run."""
         return self.out.expanduser() / (self.name or config.name)
 
@@ -75,12 +83,10 @@ class Request:
     Attributes:
         config: Config of the run.
         place: Where it reads from and writes to.
-        scripts: Files that were imported for it.
     """
 
-    config: AnyConfig
+    config: Config[Any]
     place: Place
-    scripts: tuple[str, ...] = ()
 
 
 def main(arguments: list[str]) -> int:
@@ -88,63 +94,51 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE)
         return 0
-    try:
-        request = parse_request(arguments)
-    except (ValueError, ImportError) as error:
-        print(f"sgp run: {error}", file=sys.stderr)
-        return 2
-    if request is None:
-        return 0
+    request = parse_request(arguments)
     # This imports torch: mistakes in the arguments are reported before.
     from sgp.cli.launch import launch
 
-    return launch(request.config, request.place, request.scripts)
+    return launch(request.config, request.place)
 
 
-def parse_request(arguments: Sequence[str]) -> Request | None:
-    """Parse a command line, or print its help and return None.
+def parse_request(arguments: Sequence[str]) -> Request:
+    """Parse a command line.
 
     Raises:
-        ValueError: A name or a value is wrong; the message says what is accepted.
+        Exit: The help was printed, or a name or a value is wrong; the message says what is accepted.
     """
-    target, *rest = arguments
-    if target.startswith("-"):
-        raise ArgumentError(f"name a benchmark, a config file or a run's folder before {target}")
-    choices, scripts, rest = _split_choices(rest)
-    for script in scripts:
-        import_file(script)
-    values, place = _read_target(target, choices, is_resumed="--resume" in rest)
-    groups = find_groups(values["benchmark"], values["method"])
-    options = {
-        "where": list_options(Place),
-        f"settings of {values['method']}": list_options(groups["method_settings"]),
-        f"settings of {values['benchmark']}": list_options(groups["benchmark_settings"]),
-        "training": list_options(groups["trainer"]),
-        "run": list_options(groups["config"], leave_out=(*CHOICES, *GROUPS)),
-    }
-    if asks_for_help(rest):
-        config = configure(**values)
-        description = f"{config.method} on {config.benchmark}, preset {config.preset}, recipe {config.recipe}."
-        print(format_help(f"sgp run {target} [OPTIONS]", description, options, vars(Place()) | config.flat()))
-        return None
-    every = [option for group in options.values() for option in group]
-    given = parse(every, rest, partial(_explain_unknown, values=values, options=every))
-    own = {option.name for option in options["where"]}
-    config = configure(**values | {name: value for name, value in given.items() if name not in own})
-    return Request(config, Place(**place | {name: given[name] for name in own & given.keys()}), tuple(scripts))
+    with exit_on(ValueError, ImportError):
+        target, *rest = arguments
+        if target.startswith("-"):
+            raise ValueError(f"name a benchmark, a config file or a run's folder before {target}")
+        # Choices decide which other options there are, so they are parsed first.
+        chosen, rest = CHOICE_PARSER.parse_known_args(rest)
+        scripts = tuple(map(Path, vars(chosen).pop("import")))
+        import_files(scripts)
+        values, place = _read_target(target, vars(chosen), is_resumed="--resume" in rest)
+        benchmark, method = values["benchmark"], values["method"]
+        wants_help = asks_for_help(rest)
+        usual = vars(Place()) | configure(**values).flat() if wants_help else None
+        choices = ", ".join(f"{name} {values.get(name, 'paper')}" for name in ("preset", "recipe"))
+        parser = Parser(f"sgp run {target} [OPTIONS]", f"{method} on {benchmark}, {choices}.")
+        groups = find_groups(benchmark, method)
+        parser.add_fields("where", Place, usual)
+        parser.add_fields(f"settings of {method}", groups["method_settings"], usual)
+        parser.add_fields(f"settings of {benchmark}", groups["benchmark_settings"], usual)
+        parser.add_fields("training", groups["trainer"], usual)
+        parser.add_fields("run", Config, usual, leave_out=(*CHOICES, *GROUPS))
+        if wants_help:
+            parser.print_help()
+            raise Exit(0)
+        known = [*parser.hints, *CHOICES]
+        given = parser.parse(rest, partial(_explain_unknown, benchmark=benchmark, method=method, known=known))
+        place |= {name: given.pop(name) for name in vars(Place()) if name in given}
+        return Request(configure(**values | given), Place(**place, import_=scripts))
 
 
-def _explain_unknown(name: str, values: Mapping[str, Any], options: Sequence[Option]) -> str:
+def _explain_unknown(option: str, benchmark: str, method: str, known: Sequence[str]) -> str:
     """Return the error message for an unknown option; a near option of any kind is suggested."""
-    known = [option.name for option in options]
-    return explain_unknown_setting(
-        name, values["benchmark"], values["method"], [*known, *CHOICES, "import"], write_option
-    )
-
-
-def write_option(name: str) -> str:
-    """Return a setting as an option: "test_batch" is --test-batch."""
-    return f"--{name.replace('_', '-')}"
+    return explain_unknown_setting(option.lstrip("-").replace("-", "_"), benchmark, method, known, write_option)
 
 
 def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -168,10 +162,7 @@ def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> t
         # The file of a run says how it was run, whatever the paper's settings are now.
         is_of_run = file.name == CONFIG and (file.parent / VERSIONS).is_file()
         given = read_recorded(file).flat() if is_of_run else read_yaml(file)
-        values = given | choices
-        for name in ("benchmark", "method"):
-            if name not in values:
-                raise ValueError(f"{file} does not say which {name}")
+        values = check_complete(file, given | choices)
         _check_idle_choices(file, given, values)
         return values, place
     if target not in BENCHMARKS:
@@ -194,28 +185,3 @@ def _check_idle_choices(file: Path, given: dict[str, Any], values: dict[str, Any
                     f"{file} has every value itself, so --{name} {values[name]} would change nothing: use "
                     f"sgp run {values['benchmark']} --{name} {values[name]}"
                 )
-
-
-def _split_choices(arguments: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the choices, such as --method, the files to import, and the other arguments.
-
-    Choices decide which other options there are, so they are parsed first.
-    """
-    names = {f"--{name}": name for name in (*CHOICES, "import")}
-    choices: dict[str, str] = {}
-    scripts, rest = [], []
-    left = iter(arguments)
-    for argument in left:
-        option, equals, value = argument.partition("=")
-        if option not in names:
-            rest.append(argument)
-            continue
-        if not equals:
-            value = next(left, "")
-        if not value or value.startswith("--"):
-            raise ArgumentError(f"{option} needs a value")
-        if option == "--import":
-            scripts.append(value)
-        else:
-            choices[names[option]] = value
-    return choices, scripts, rest

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sgp.cli.arguments import asks_for_help, flag, parse_into, positional, print_command_help
-from sgp.cli.importing import import_file
+from sgp.cli.arguments import exit_on, flag, parse_into, positional
+from sgp.cli.importing import import_files
 from sgp.experiments.config import Precision
 from sgp.experiments.sweep import read_sweep
 from sgp.settings import Settings, setting
@@ -62,17 +61,10 @@ class Options(Settings):
 
 def main(arguments: list[str]) -> int:
     """Run the grid of a file."""
-    if not arguments or asks_for_help(arguments):
-        print_command_help(Options, "sgp sweep FILE [OPTIONS]")
-        return 0
-    try:
-        options = parse_into(Options, arguments)
-        for script in options.import_:
-            import_file(script)
+    options = parse_into(Options, "sgp sweep FILE [OPTIONS]", arguments)
+    with exit_on(ValueError, ImportError):
+        import_files(options.import_)
         sweep = read_sweep(options.file, options.overrides)
-    except (ValueError, ImportError) as error:
-        print(f"sgp sweep: {error}", file=sys.stderr)
-        return 2
     # This imports torch: mistakes in the arguments are reported before.
     from sgp.cli.launch_sweep import launch_sweep
 

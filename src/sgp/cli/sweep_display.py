@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from rich.console import Console, Group
@@ -16,15 +15,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sgp.experiments.config import AnyConfig
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
+from sgp.experiments.config import Config
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job
-from sgp.experiments.outcome import read_outcome
+from sgp.experiments.record import REPEATS
+from sgp.experiments.summary import read_outcome
 from sgp.experiments.sweep import Point
+from sgp.report.words import format_spread
 
-# Settings in which the runs of one row of the table differ.
-REPEATED = ("seed", "order")
 # Results of a run by their heading; that of games is the accumulated normalized reward.
 COLUMNS = {"acc": "ACC (%)", "bwt": "BWT (%)", "reward": "reward"}
 
@@ -47,7 +46,7 @@ class SweepDisplay:
         configs: Configs of the runs by their folders.
     """
 
-    def __init__(self, console: Console, configs: dict[Path, AnyConfig]) -> None:
+    def __init__(self, console: Console, configs: dict[Path, Config[Any]]) -> None:
         self.console = console
         self.configs = configs
         # A run that is resumed has less left to do.
@@ -120,7 +119,7 @@ def _shorten(name: str, width: int) -> Text:
     return Text(name if len(name) <= width else "…" + name[1 - width :])
 
 
-def _read_progress(folder: Path, config: AnyConfig) -> _Progress:
+def _read_progress(folder: Path, config: Config[Any]) -> _Progress:
     try:
         events = RunFolder(folder).read_events()
     except RunError:  # the run itself reports it
@@ -158,18 +157,11 @@ def print_outcome(console: Console, points: Iterable[tuple[Point, Path]]) -> Non
         view.add_column(heading, justify="right", no_wrap=True)
     for label, ends in rows.items():
         values = ([end[name] for end in ends if end.get(name) is not None] for name in columns)
-        view.add_row(escape(label), str(len(ends)), *map(_format_spread, values))
+        view.add_row(escape(label), str(len(ends)), *(format_spread(each, 2) if each else "" for each in values))
     console.print(view)
 
 
 def _build_label(point: Point) -> str:
     chosen = [point.config.benchmark, point.config.method]
-    others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATED)]
+    others = [name for name in point.varied if name not in ("benchmark", "method", *REPEATS)]
     return " ".join([*chosen, *(f"{name}={str(point.varied[name]).removesuffix('.0')}" for name in others)])
-
-
-def _format_spread(values: list[float]) -> str:
-    """Return the mean and the sample standard deviation, which a single value does not have."""
-    if len(values) < 2:
-        return "".join(f"{value:.2f}" for value in values)
-    return f"{mean(values):.2f} ± {stdev(values):.2f}"

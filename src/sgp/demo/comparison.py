@@ -1,14 +1,12 @@
 """Run the methods of the demo and print what they reach."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,9 +17,10 @@ from sgp.benchmarks.settings import Digits
 from sgp.demo.settings import DemoSettings
 from sgp.experiments.config import Config, configure
 from sgp.experiments.folder import RunFolder
-from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
+from sgp.experiments.summary import read_summary
 from sgp.experiments.supervised import SupervisedTrainer
 from sgp.report import find_missing_packages
+from sgp.report.words import format_count, format_spread
 
 # Phases of a run that are learning: not tests, not checkpoints.
 LEARNING = ("train", "consolidate")
@@ -57,7 +56,7 @@ def run_demo(console: Console, demo: DemoSettings) -> dict[str, list[Outcome]]:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
     out = _find_new_folder(demo.out)
-    with progress, _one_thread():
+    with progress:
         rows = 1 + 2 * len(demo.thresholds)
         bar = progress.add_task("", total=rows * demo.seeds * demo.tasks)
 
@@ -91,16 +90,16 @@ def _find_new_folder(wanted: Path) -> Path:
     return next(path for path in names if not path.exists())
 
 
-def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config]:
+def _build_configs(seed: int, demo: DemoSettings) -> dict[str, Config[Any]]:
     """Return the config of each row by its label: finetuning, and GPM and SGP at each threshold."""
     methods: dict[str, tuple[str, dict[str, Any]]] = {"finetuning": ("finetune", {})}
     for threshold in demo.thresholds:
         gpm, sgp = _label_rows(threshold, demo)
         methods[gpm] = "gpm", {"threshold": threshold}
         methods[sgp] = "sgp", {"threshold": threshold, "alpha": demo.alpha}
+    # For matrices as small as these, more threads than one are slower.
     common: dict[str, Any] = {"tasks": demo.tasks, "epochs": demo.epochs, "seed": seed, "threads": 1}
-    configs = {label: configure("digits", method, **common, **own) for label, (method, own) in methods.items()}
-    return {label: config for label, config in configs.items() if isinstance(config, Config)}
+    return {label: configure("digits", method, **common, **own) for label, (method, own) in methods.items()}
 
 
 def _label_rows(threshold: float, demo: DemoSettings) -> tuple[str, str]:
@@ -110,15 +109,13 @@ def _label_rows(threshold: float, demo: DemoSettings) -> tuple[str, str]:
 
 
 def _read_outcome(folder: RunFolder) -> Outcome:
-    events = folder.read_events()
-    tasks = [event for event in events if event["event"] == "task"]
-    matrix = build_accuracy_matrix([task["accuracies"] for task in tasks])
-    seconds = sum_seconds(events)
-    layers = tasks[-1]["bases"]
+    summary = read_summary(folder)
+    layers, matrix = summary.last["bases"], summary.accuracies
     # Over the input dimensions of all layers together.
-    free = sum(share * layers[layer]["of"] for layer, share in tasks[-1]["free"].items())
+    free = sum(share * layers[layer]["of"] for layer, share in summary.last["free"].items())
     whole = sum(layer["of"] for layer in layers.values())
-    return Outcome(acc(matrix), bwt(matrix), sum(seconds[phase] for phase in LEARNING), free / whole if whole else None)
+    seconds = sum(summary.seconds[phase] for phase in LEARNING)
+    return Outcome(acc(matrix), bwt(matrix), seconds, free / whole if whole else None)
 
 
 def _write_page(out: Path) -> str:
@@ -131,23 +128,12 @@ def _write_page(out: Path) -> str:
     return f"Page: {write_report([out / 'runs'], out / 'report').page}"
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: for matrices as small as these, more threads are slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _build_table(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Table:
     thresholds = " and ".join(f"{threshold:g}" for threshold in demo.thresholds)
     view = Table(
         title=f"{demo.tasks} tasks of permuted digits, one head for all",
         title_justify="left",
-        caption=f"mean ± deviation of {_format_count(demo.seeds, 'seed')}; MLP 64-100-100-10, SGD,\n"
+        caption=f"mean ± deviation of {format_count(demo.seeds, 'seed')}; MLP 64-100-100-10, SGD,\n"
         f"threshold {thresholds}, SGP's alpha {demo.alpha:g};\nfree: free share of the memory",
         caption_justify="left",
     )
@@ -158,21 +144,12 @@ def _build_table(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Tabl
         free = [100 * run.free for run in runs if run.free is not None]
         view.add_row(
             method,
-            _format_spread([run.acc for run in runs]),
-            _format_spread([run.bwt for run in runs]),
+            format_spread([run.acc for run in runs], 1),
+            format_spread([run.bwt for run in runs], 1),
             f"{mean(free):.0f}" if free else "-",
             f"{mean(run.seconds for run in runs):.1f}",
         )
     return view
-
-
-def _format_spread(values: list[float]) -> str:
-    """Return the mean and the sample standard deviation, which a single value does not have."""
-    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
-
-
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _interpret(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Iterator[str]:
@@ -184,7 +161,7 @@ def _interpret(outcomes: dict[str, list[Outcome]], demo: DemoSettings) -> Iterat
         yield (
             f"Seen at threshold {threshold:g}: ACC of GPM {accs[gpm] - accs['finetuning']:+.1f} and of SGP "
             f"{accs[sgp] - accs['finetuning']:+.1f} points against finetuning; SGP {mean(gain):+.1f} against GPM, "
-            f"above it on {sum(g > 0 for g in gain)} of {_format_count(len(gain), 'seed')}."
+            f"above it on {sum(g > 0 for g in gain)} of {format_count(len(gain), 'seed')}."
         )
     gpm, _ = _label_rows(min(demo.thresholds), demo)
     free = mean(run.free for run in outcomes[gpm] if run.free is not None)

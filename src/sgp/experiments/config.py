@@ -10,78 +10,44 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_type_hints
 
 from sgp.benchmarks import BENCHMARKS, Benchmark, GameBenchmark
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
-from sgp.paper import PRESETS, RECIPES, Preset, Recipe, comparison, has_recipe, settings
-from sgp.registry import unknown
+from sgp.paper import Preset, Recipe, comparison, has_recipe, settings
 from sgp.rl.settings import PPOSettings
-from sgp.settings import MAX_SEED, Settings, find_options, setting, validate_fields
+from sgp.settings import MAX_SEED, Settings, convert, setting, validate_fields
 from sgp.yaml_file import load_yaml
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
+# Settings that come first in files and commands, as in those of committed runs.
+FIRST = (
+    *("benchmark", "method", "preset", "recipe", "seed", "device", "precision", "network"),
+    *("norm_statistics", "network_bias", "samples"),
+)
 # Settings that other packages call by these names.
 SYNONYMS = {"learning_rate": "lr", "batch_size": "batch", "cuda": "device", "gpu": "device", "dtype": "precision"}
 
 Precision = Literal["float32", "bfloat16"]
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Settings that runs of all kinds share.
-
-    Attributes:
-        benchmark_settings: Settings of the benchmark, of its own dataclass.
-        trainer: Settings of the trainer.
-        method_settings: Settings of the method, of its own dataclass.
-    """
-
-    benchmark: str
-    """One of `sgp list benchmarks`."""
-    method: str
-    """One of `sgp list methods`."""
-    preset: Preset = "paper"
-    """Settings of the paper's text, of the published code (reference), or of both with their mistakes fixed
-    (corrected)."""
-    recipe: Recipe = "paper"
-    """Training schedule: the paper's, or fast, which has fewer epochs, a cosine schedule and weight averaging."""
-    seed: int = setting(0, low=0, high=MAX_SEED)
-    """Seed of the weights, the batch order, dropout, games and everything else that is random."""
-    device: str = "cpu"
-    """Torch device to train on, such as cuda, cuda:1 or mps."""
-    precision: Precision = "float32"
-    """Precision of training and evaluation; bfloat16 is autocast, with weights in float32."""
-    benchmark_settings: object = None
-    trainer: object = None
-    method_settings: object = None
-
-    def __post_init__(self) -> None:
-        """Validate the config, which needs no network, no data and no device."""
-        validate_fields(self)
-        if not re.fullmatch(r"[a-z]\w*(:\d+)?", self.device):
-            raise ValueError(f"device must be a torch device such as cpu, cuda or cuda:1, got {self.device!r}")
-
-    def flat(self) -> dict[str, Any]:
-        """Return every setting by its name, as on the command line."""
-        values: dict[str, Any] = {}
-        for group in (self, self.benchmark_settings, self.trainer, self.method_settings):
-            for entry in dataclasses.fields(group):  # type: ignore[arg-type]
-                if entry.name not in GROUPS:
-                    values[entry.name] = getattr(group, entry.name)
-        return values
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SupervisedSettings(Settings):
     """Training of each task, on the cross-entropy of the task's own head."""
 
+    norm_statistics: Literal["batch", "stored", "mixed"] = "batch"
+    """Statistics that BatchNorm uses in evaluations: those of the batch, as published; stored ones of the training
+    data; or both together, in which the stored ones count as 192 images."""
+    network_bias: bool = True
+    """Whether the layers of an MLP have biases."""
+    samples: int | None = setting(None, low=2)
+    """Maximum number of training, validation and test examples of each task, for a quick try; without it, all."""
     epochs: int = setting(200, low=1)
     """Maximum number of passes over a task's training data."""
     batch: int = setting(64, low=1)
@@ -125,32 +91,51 @@ class SupervisedSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Config(RunSettings):
-    """Config of a supervised run."""
+class Config(Generic[T]):
+    """Config of a run.
 
+    Attributes:
+        benchmark_settings: Settings of the benchmark, of its own dataclass.
+        trainer: Settings of the trainer: `SupervisedSettings`, or `PPOSettings` for a benchmark of games.
+        method_settings: Settings of the method, of its own dataclass.
+    """
+
+    benchmark: str
+    """One of `sgp list benchmarks`."""
+    method: str
+    """One of `sgp list methods`."""
+    preset: Preset
+    """Settings of the paper's text, of the published code (reference), or of both with their mistakes fixed
+    (corrected)."""
+    recipe: Recipe
+    """Training schedule: the paper's, or fast, which has fewer epochs, a cosine schedule and weight averaging."""
+    benchmark_settings: Any
+    trainer: T
+    method_settings: Any
+    seed: int = setting(0, low=0, high=MAX_SEED)
+    """Seed of the weights, the batch order, dropout, games and everything else that is random."""
+    device: str = "cpu"
+    """Torch device to train on, such as cuda, cuda:1 or mps."""
+    precision: Precision = "float32"
+    """Precision of training and evaluation; bfloat16 is autocast, with weights in float32."""
     network: str = "mlp"
     """One of `sgp list networks`."""
-    norm_statistics: Literal["batch", "stored", "mixed"] = "batch"
-    """Statistics that BatchNorm uses in evaluations: those of the batch, as published; stored ones of the training
-    data; or both together, in which the stored ones count as 192 images."""
-    network_bias: bool = True
-    """Whether the layers of an MLP have biases."""
-    samples: int | None = setting(None, low=2)
-    """Maximum number of training, validation and test examples of each task, for a quick try; without it, all."""
     threads: int = setting(0, low=0)
-    """Threads of torch; 0 is torch's own number. Another number may change the last bits."""
+    """Threads of torch and of games; 0 is torch's own number. Another number may change the last bits."""
     channels_last: bool = True
-    """Whether images have the memory format channels_last, which is faster on a CPU."""
-    trainer: SupervisedSettings = field(default_factory=SupervisedSettings)
+    """Whether images and filters have the memory format channels_last, which is faster on a CPU."""
 
     def __post_init__(self) -> None:
         """Validate the config, which needs no network, no data and no device."""
-        super().__post_init__()
+        validate_fields(self)
+        if not re.fullmatch(r"[a-z]\w*(:\d+)?", self.device):
+            raise ValueError(f"device must be a torch device such as cpu, cuda or cuda:1, got {self.device!r}")
         NETWORKS[self.network]  # raises if the name is unknown
-        self._validate_shape()
-        self._validate_method()
-        if self.trainer.schedule == "patience" and getattr(self.benchmark_settings, "validation", 1) == 0:
-            raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
+        if isinstance(self.trainer, SupervisedSettings):
+            self._validate_shape()
+            self._validate_training(self.trainer)
+        elif isinstance(self.trainer, PPOSettings) and self.trainer.optimizer == "adam-on-projected":
+            self._validate_projected_gradients()
 
     def _validate_shape(self) -> None:
         """Check that the network accepts the benchmark's inputs, where both are known before the data are read."""
@@ -165,19 +150,39 @@ class Config(RunSettings):
                 f"are {tuple(inputs)}: use network={' or '.join(fitting or [benchmark.network])}"
             )
 
-    def _validate_method(self) -> None:
-        """Check that the method allows what the trainer is asked to do with its weights."""
+    def _validate_training(self, trainer: SupervisedSettings) -> None:
+        """Check that the method and the benchmark allow what the supervised trainer is asked to do."""
         facts = METHODS.facts(self.method)
         for name, off in (("interpolation_weight", "0"), ("realign", "False")):
-            if getattr(self.trainer, name) and facts.supervised_only:
+            if getattr(trainer, name) and facts.supervised_only:
                 raise ValueError(
                     f"{name} needs a method that only acts on steps, but {self.method} also changes the loss, the "
                     f"batch or the forward pass: set {name} to {off}"
                 )
-        if self.trainer.realign and facts.rounds_weights:
+        if trainer.realign and facts.rounds_weights:
             raise ValueError(f"realign does not go with {self.method}, which rounds the weights: set realign to False")
-        if self.trainer.average and getattr(self.method_settings, "project_every", 1) > 1:
+        if trainer.average and self._is_projecting_rarely:
             raise ValueError("project_every goes with average=0, since the average would include unprojected steps")
+        if trainer.schedule == "patience" and getattr(self.benchmark_settings, "validation", 1) == 0:
+            raise ValueError("schedule=patience needs validation examples: set validation above 0, or another schedule")
+
+    def _validate_projected_gradients(self) -> None:
+        if not METHODS.facts(self.method).projects_steps:
+            raise ValueError(
+                f"optimizer=adam-on-projected: {self.method} projects no steps, so it cannot project gradients in "
+                "their place: use optimizer=adam-gp"
+            )
+        if self._is_projecting_rarely:
+            raise ValueError("optimizer=adam-on-projected projects every gradient: set project_every to 1")
+
+    @property
+    def _is_projecting_rarely(self) -> bool:
+        return getattr(self.method_settings, "project_every", 1) > 1
+
+    @property
+    def is_game(self) -> bool:
+        """Whether the tasks are games, which an agent plays."""
+        return isinstance(self.trainer, PPOSettings)
 
     @property
     def name(self) -> str:
@@ -186,49 +191,21 @@ class Config(RunSettings):
         order = getattr(self.benchmark_settings, "order", 0)
         return "-".join([*parts, *([f"order{order}"] if order else []), f"seed{self.seed}"])
 
-
-@dataclass(frozen=True)
-class GameConfig(RunSettings):
-    """Config of a run on games."""
-
-    network: str = "actor-critic"
-    """One of the agents of `sgp list networks`."""
-    threads: int = setting(0, low=0)
-    """Threads of torch and of the games; 0 is torch's own number. Another number may change the last bits."""
-    channels_last: bool = True
-    """Whether observations and filters have the memory format channels_last, which is faster on a CPU."""
-    trainer: PPOSettings = field(default_factory=PPOSettings)
-
-    def __post_init__(self) -> None:
-        """Validate the config, which needs no network, no game and no device."""
-        super().__post_init__()
-        NETWORKS[self.network]  # raises if the name is unknown
-        if self.trainer.optimizer != "adam-on-projected":
-            return
-        if not METHODS.facts(self.method).projects_steps:
-            raise ValueError(
-                f"optimizer=adam-on-projected: {self.method} projects no steps, so it cannot project gradients in "
-                "their place: use optimizer=adam-gp"
-            )
-        if getattr(self.method_settings, "project_every", 1) > 1:
-            raise ValueError("optimizer=adam-on-projected projects every gradient: set project_every to 1")
-
-    @property
-    def name(self) -> str:
-        """Default name of the run's folder."""
-        return "-".join([self.benchmark, self.method, self.preset, f"seed{self.seed}"])
+    def flat(self) -> dict[str, Any]:
+        """Return every setting by its name, as on the command line."""
+        groups = (self, self.benchmark_settings, self.trainer, self.method_settings)
+        values = {name: getattr(group, name) for group in groups for name in _list_names(type(group))}
+        return {name: values[name] for name in sorted(values, key=lambda name: name not in FIRST)}
 
 
-AnyConfig = Config | GameConfig
 # The names that decide which other settings there are.
 CHOICES = ("benchmark", "method", "preset", "recipe")
 
 
-def configure(benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any) -> AnyConfig:
+def configure(
+    benchmark: str, method: str, preset: str = "paper", recipe: str = "paper", **overrides: Any
+) -> Config[Any]:
     """Build the config of a method on a benchmark: the paper's settings, changed by preset, recipe and overrides.
-
-    Returns:
-        A GameConfig for a benchmark of games, otherwise a Config.
 
     Raises:
         ValueError: A name is unknown or a value is not accepted; the message says what is.
@@ -242,13 +219,12 @@ def find_groups(benchmark: str, method: str) -> dict[str, type[Any]]:
     Raises:
         ValueError: A name is unknown, the method cannot learn the benchmark, or two settings have one name.
     """
-    kind: type[AnyConfig] = Config
     trainer: type[SupervisedSettings | PPOSettings] = SupervisedSettings
     if isinstance(BENCHMARKS[benchmark], GameBenchmark):
         _check_plays_games(benchmark, method)
-        kind, trainer = GameConfig, PPOSettings
-    groups: dict[str, type[Any]] = {
-        "config": kind,
+        trainer = PPOSettings
+    groups = {
+        "config": Config,
         "benchmark_settings": BENCHMARKS[benchmark].settings,
         "trainer": trainer,
         "method_settings": METHODS.facts(method).Settings,
@@ -267,12 +243,11 @@ def _configure(
     recipe: str,
     overrides: Mapping[str, Any],
     find_usual: Callable[[str, str, str, str], Mapping[str, Any]],
-) -> AnyConfig:
+) -> Config[Any]:
     """Build a config of overrides, usual values, and each setting's default, in this order."""
     groups = find_groups(benchmark, method)
-    for noun, name, names in (("preset", preset, PRESETS), ("recipe", recipe, RECIPES)):
-        if name not in names:
-            raise ValueError(unknown(noun, name, names))
+    for name, value, accepted in (("preset", preset, Preset), ("recipe", recipe, Recipe)):
+        convert(name, value, accepted)
     if not has_recipe(benchmark, recipe):
         raise ValueError(f"there is no recipe {recipe!r} for {benchmark}: leave it out, or set it to paper")
     choices = {"benchmark": benchmark, "method": method, "preset": preset, "recipe": recipe}
@@ -282,10 +257,8 @@ def _configure(
             raise ValueError(explain_unknown_setting(name, benchmark, method, known))
     # Benchmarks of other packages have no file among the paper's settings.
     given = {"network": BENCHMARKS[benchmark].network, **find_usual(benchmark, method, preset, recipe), **overrides}
-    kind = groups.pop("config")
-    built = {name: _build(group, given) for name, group in groups.items()}
-    config: AnyConfig = _build(kind, given | choices | built)
-    return config
+    built = {name: _convert_fields(group, given | choices) for name, group in groups.items()}
+    return Config(**{name: groups[name](**built[name]) for name in GROUPS}, **built["config"])
 
 
 def explain_unknown_setting(
@@ -324,11 +297,8 @@ def find_owners(name: str) -> str:
     """Return in words which methods, benchmarks or trainers have a setting; empty if none has."""
     methods = [each for each in METHODS if name in _list_names(METHODS.facts(each).Settings)]
     benchmarks = [each for each in BENCHMARKS if name in _list_names(BENCHMARKS[each].settings)]
-    kinds: dict[str, tuple[type[Any], ...]] = {
-        "supervised training": (Config, SupervisedSettings),
-        "training on games": (GameConfig, PPOSettings),
-    }
-    trainers = [each for each, groups in kinds.items() if any(name in _list_names(group) for group in groups)]
+    kinds = {"supervised training": SupervisedSettings, "training on games": PPOSettings}
+    trainers = [each for each, kind in kinds.items() if name in _list_names(kind)]
     owners = [_join("the method", methods), _join("the benchmark", benchmarks), " and ".join(trainers)]
     return " and of ".join(owner for owner in owners if owner)
 
@@ -339,16 +309,16 @@ def _join(noun: str, names: list[str]) -> str:
     return f"{noun}{'s' * (len(names) > 1)} {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}"
 
 
-def from_file(path: Path, **overrides: Any) -> AnyConfig:
+def from_file(path: Path, **overrides: Any) -> Config[Any]:
     """Build the config of a YAML file of flat names; overrides replace its values.
 
     Raises:
         ValueError: The file is no such mapping, lacks benchmark or method, or has an unknown name or value.
     """
-    return configure(**_check_complete(path, read_yaml(path) | overrides))
+    return configure(**check_complete(path, read_yaml(path) | overrides))
 
 
-def read_recorded(path: Path) -> AnyConfig:
+def read_recorded(path: Path) -> Config[Any]:
     """Read the config of a run from the file that it wrote.
 
     A setting that the file does not have is newer than the run, so it has the setting's default, whatever the paper's
@@ -357,12 +327,13 @@ def read_recorded(path: Path) -> AnyConfig:
     Raises:
         ValueError: As for `from_file`.
     """
-    values = _check_complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
+    values = check_complete(path, {"preset": "paper", "recipe": "paper"} | read_yaml(path))
     benchmark, method, preset, recipe = (values.pop(name) for name in CHOICES)
     return _configure(benchmark, method, preset, recipe, values, find_usual=lambda *_: {})
 
 
-def _check_complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+def check_complete(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config file, or raise a ValueError if it lacks the benchmark or the method."""
     missing = [name for name in ("benchmark", "method") if name not in values]
     if missing:
         raise ValueError(f"{path} does not say which {' and '.join(missing)}")
@@ -377,7 +348,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def as_yaml(config: AnyConfig) -> str:
+def as_yaml(config: Config[Any]) -> str:
     """Return the text of a file from which `from_file` builds the same config."""
     import yaml
 
@@ -385,13 +356,11 @@ def as_yaml(config: AnyConfig) -> str:
     return text
 
 
-def as_command(config: AnyConfig) -> str:
+def as_command(config: Config[Any]) -> str:
     """Return the shortest `sgp run` that has the same config: it names what differs from the paper's settings."""
     usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
+    usual |= {"preset": "paper", "recipe": "paper"}
     words = ["sgp", "run", config.benchmark, "--method", config.method]
-    for name in ("preset", "recipe"):
-        if getattr(config, name) != "paper":
-            words += [f"--{name}", getattr(config, name)]
     for name, value in config.flat().items():
         if value == usual[name]:
             continue
@@ -405,7 +374,7 @@ def as_command(config: AnyConfig) -> str:
     return shlex.join(words)
 
 
-def is_whole(config: AnyConfig) -> bool:
+def is_whole(config: Config[Any]) -> bool:
     """Return whether a run trains on all data that the paper's runs do, so its numbers can stand beside the paper's."""
     ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
     required = {name: whole.get(name) for name in ("tasks", "epochs", "samples")}
@@ -413,14 +382,13 @@ def is_whole(config: AnyConfig) -> bool:
     return all(ours.get(name) == value for name, value in required.items())
 
 
-def find_differences(one: AnyConfig, other: AnyConfig) -> Iterator[str]:
+def find_differences(one: Config[Any], other: Config[Any]) -> Iterator[str]:
     """Yield each setting in which two configs differ, as `name: this, not that`."""
-    theirs = other.flat()
-    for name, value in one.flat().items():
-        if theirs.get(name) != value:
-            yield f"{name}: {value}, not {theirs.get(name)}"
-    for name in theirs.keys() - one.flat().keys():
-        yield f"{name}: nothing, not {theirs[name]}"
+    ours, theirs = one.flat(), other.flat()
+    for name in ours | theirs:
+        this, that = (values.get(name, "nothing") for values in (ours, theirs))
+        if this != that:
+            yield f"{name}: {this}, not {that}"
 
 
 def _check_plays_games(benchmark: str, method: str) -> None:
@@ -437,49 +405,7 @@ def _list_names(kind: type[Any]) -> list[str]:
     return [entry.name for entry in dataclasses.fields(kind) if entry.name not in GROUPS]
 
 
-def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """Build a dataclass from the values that it has fields for, each converted to the field's type."""
+def _convert_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a dataclass has fields for, each converted to the field's type."""
     hints = get_type_hints(kind)
-    names = [entry.name for entry in dataclasses.fields(kind) if entry.name in values]
-    return kind(**{name: convert(name, values[name], hints[name]) for name in names})
-
-
-def convert(name: str, value: Any, wanted: Any) -> Any:
-    """Convert a value of YAML to a type: 1 is a float too, and so is "1e-5", which YAML reads as a string.
-
-    Raises:
-        ValueError: The value has another type; the message names the setting.
-    """
-    origin, options = get_origin(wanted), get_args(wanted)
-    if wanted is object or (wanted is NoneType and value is None):
-        return value
-    if origin is Literal:
-        if isinstance(value, bool):  # the word, which YAML reads as a boolean
-            value = str(value).lower()
-        if value in options:
-            return value
-        raise ValueError(unknown(name, str(value), map(str, options)))
-    if find_options(wanted) != (wanted,):
-        for option in options:
-            try:
-                return convert(name, value, option)
-            except ValueError:
-                continue
-    elif origin is dict and isinstance(value, Mapping):
-        return {str(key): convert(f"{name}.{key}", item, options[1]) for key, item in value.items()}
-    elif wanted is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif isinstance(wanted, type) and isinstance(value, wanted) and isinstance(value, bool) == (wanted is bool):
-        return value
-    raise ValueError(f"{name} must be {describe_type(wanted)}, got {value!r}")
-
-
-def describe_type(wanted: Any) -> str:
-    """Return a type in words, for error messages."""
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "none"}
-    if get_origin(wanted) is dict:
-        return f"{describe_type(get_args(wanted)[1])} for each pattern"
-    return " or ".join(words.get(option, "") or describe_type(option) for option in find_options(wanted))
+    return {name: convert(name, values[name], hints[name]) for name in _list_names(kind) if name in values}

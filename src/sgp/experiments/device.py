@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sgp.experiments.config import AnyConfig
+from sgp.experiments.config import Config
 from sgp.experiments.folder import RunError
 
 
-def find_device(config: AnyConfig) -> torch.device:
+def find_device(config: Config[Any]) -> torch.device:
     """Return the config's device, with its index.
 
     Raises:
@@ -25,7 +25,7 @@ def find_device(config: AnyConfig) -> torch.device:
         raise RunError(f"the device {config.device!r} is not available ({reason}): choose another --device") from error
 
 
-def use_precision(config: AnyConfig, device: torch.device) -> AbstractContextManager[object]:
+def use_precision(config: Config[Any], device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which the config's precision is used."""
     if config.precision == "float32":
         return nullcontext()

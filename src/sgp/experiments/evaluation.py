@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sgp.benchmarks.stream import Examples
+from sgp.methods.method import use_mode
 
 
 class Score(NamedTuple):
@@ -47,16 +48,12 @@ def evaluate(
     compute_logits = logits or network
     if len(order) == 0:
         return Score(None, None)
-    was_training = network.training
-    network.eval()
-    try:
-        loss, correct = 0.0, 0
+    loss, correct = 0.0, 0
+    with use_mode(network, training=False):
         for rows in split_rows(order, batch):
             outputs, labels = compute_logits(examples.inputs[rows], head), examples.labels[rows]
             loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
             correct += int((outputs.argmax(dim=1) == labels).sum())
-    finally:
-        network.train(was_training)
     return Score(loss / len(order), 100 * correct / len(order))
 
 

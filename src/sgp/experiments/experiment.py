@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from sgp.experiments.allocator import keep_freed_memory
-from sgp.experiments.config import AnyConfig
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config
 from sgp.experiments.device import get_device, move_tensors, use_precision
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.seeds import derive_seed
 from sgp.methods import Batch, Method
-
-
-class Callback(Protocol):
-    """Function that is called for every event of a run, as it is written to the metrics."""
-
-    def __call__(self, event: str, values: dict[str, Any]) -> None: ...
 
 
 class Experiment(ABC):
@@ -36,6 +31,7 @@ class Experiment(ABC):
 
     Args:
         config: Config of the run.
+        stream: Tasks of the run.
         network: Network to train.
         method: Method that trains it.
         folder: Folder that the run writes to. If it has a checkpoint, the run resumes from it.
@@ -46,22 +42,34 @@ class Experiment(ABC):
     """
 
     def __init__(
-        self, config: AnyConfig, network: nn.Module, method: Method[Any], folder: RunFolder, *callbacks: Callback
+        self,
+        config: Config[Any],
+        stream: Sized,
+        network: nn.Module,
+        method: Method[Any],
+        folder: RunFolder,
+        *callbacks: Callback,
     ) -> None:
+        self.config = config
+        self.stream = stream
         self.network = network
         self.method = method
         self.folder = folder
         self.callbacks = callbacks
         self.device = get_device(network)
         self._precision = use_precision(config, self.device)
-        self._seed = config.seed
         self._seconds: dict[str, float] = defaultdict(float)
 
     def run(self) -> None:
-        """Learn all tasks that are not learned yet, in the config's precision."""
+        """Learn all tasks that are not learned yet, with the config's precision and number of threads."""
         keep_freed_memory()
-        with self._precision:
-            self._run()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.config.threads or threads)
+        try:
+            with self._precision:
+                self._run()
+        finally:
+            torch.set_num_threads(threads)
 
     def _run(self) -> None:
         progress, parts = self.folder.load() or ({"task": 0}, {})
@@ -73,13 +81,13 @@ class Experiment(ABC):
             self.method.trained_module.load_state_dict(parts["network"])
             self._restore(progress, parts)
         position = progress["task"]
-        while (following := self._learn(position, progress, parts)) is not None:
-            position, progress, parts = following, {}, {}
+        while position < len(self.stream):
+            position, progress, parts = self._learn(position, progress, parts), {}, {}
         self._log("end", **self._summarize())
 
     @abstractmethod
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        """Learn the next task, and return the position after it; return None if all tasks are learned.
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
+        """Learn the next task, and return the position after it.
 
         Args:
             position: Position of the task in the stream.
@@ -113,9 +121,14 @@ class Experiment(ABC):
 
         def log_likelihood(batch: Batch) -> torch.Tensor:
             inputs, labels = batch
-            return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
+            with self._use_statistics(head):
+                return -F.cross_entropy(self.method.compute_logits(inputs, head), labels, reduction="none")
 
         return log_likelihood
+
+    def _use_statistics(self, head: int) -> AbstractContextManager[None]:
+        """Return a context in which BatchNorm has the statistics of a task, if it has any of its own."""
+        return nullcontext()
 
     def _measure_bytes(self) -> dict[str, int]:
         """Return the memory of the network and the method in bytes, by what it is for."""
@@ -140,7 +153,7 @@ class Experiment(ABC):
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:
         """Seed the global random numbers of torch and numpy inside the context, and restore their state afterwards."""
-        seed, numpy_state = derive_seed(self._seed, use, *position), np.random.get_state()
+        seed, numpy_state = derive_seed(self.config.seed, use, *position), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             np.random.seed(seed % 2**32)

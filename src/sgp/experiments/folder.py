@@ -26,7 +26,7 @@ import torch
 
 import sgp
 from sgp import storage
-from sgp.experiments.config import AnyConfig, GameConfig, as_yaml, find_differences, read_recorded
+from sgp.experiments.config import Config, as_yaml, find_differences, read_recorded
 from sgp.experiments.record import CONFIG as CONFIG
 from sgp.experiments.record import METRICS as METRICS
 from sgp.experiments.record import RunError as RunError
@@ -63,14 +63,13 @@ class RunFolder:
 
     @classmethod
     @contextlib.contextmanager
-    def begin(cls, path: Path, config: AnyConfig, *, resume: bool, threads: int | None = None) -> Iterator[RunFolder]:
+    def begin(cls, path: Path, config: Config[Any], *, resume: bool) -> Iterator[RunFolder]:
         """Lock the folder of a new run, or of a stopped run with `resume`, for this process.
 
         Args:
             path: Path of the folder.
-            config: Config of the run.
+            config: Config of the run; without a number of threads it gets the recorded one, or torch's own.
             resume: Whether a run that exists there is resumed.
-            threads: Number of threads for a config that has none; by default torch's own number.
 
         Raises:
             RunError: The folder has a run already, a run with another config, or another process runs it.
@@ -86,7 +85,7 @@ class RunFolder:
         with folder._lock():
             known = folder.read_config() if (path / CONFIG).exists() else None
             if config.threads == 0:
-                config = replace(config, threads=known.threads if known else threads or torch.get_num_threads())
+                config = replace(config, threads=known.threads if known else torch.get_num_threads())
             if known is None:
                 folder._write(CONFIG, as_yaml(config))
             other = list(find_differences(config, known)) if known else []
@@ -113,7 +112,7 @@ class RunFolder:
         if os.path.exists(path / CONFIG) and not resume:
             raise RunError(f"{path} already exists: resume it with --resume, or start another run with --name or --out")
 
-    def read_config(self) -> AnyConfig:
+    def read_config(self) -> Config[Any]:
         """Read the run's config."""
         if not (self.path / CONFIG).is_file():
             raise RunError(f"{self.path} is not the folder of a run: there is no {CONFIG}")
@@ -301,9 +300,9 @@ def _wrap_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": FORMAT, "state": dict(state)}
 
 
-def list_packages(config: AnyConfig) -> tuple[str, ...]:
+def list_packages(config: Config[Any]) -> tuple[str, ...]:
     """Return the packages that a run's numbers depend on beside those of every run."""
-    games = GAME_PACKAGES if isinstance(config, GameConfig) else ()
+    games = GAME_PACKAGES if config.is_game else ()
     return *games, *NETWORKS[config.network].packages, *METHODS.facts(config.method).packages
 
 

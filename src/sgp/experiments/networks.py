@@ -1,12 +1,15 @@
-"""Networks of supervised runs, and the settings that a network refuses."""
+"""Networks of runs, and the settings that a network refuses."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from sgp.benchmarks.stream import Stream
-from sgp.experiments.config import Config
+from sgp.experiments.config import Config, SupervisedSettings
 from sgp.experiments.device import find_device
 from sgp.experiments.optimizers import get_head_parameters
 from sgp.experiments.realign import get_head
@@ -14,25 +17,32 @@ from sgp.experiments.seeds import derive_seed
 from sgp.networks import NETWORKS
 
 
-def build_network(config: Config, stream: Stream) -> nn.Module:
+def build_network(config: Config[SupervisedSettings], stream: Stream) -> nn.Module:
     """Build the config's network for a task stream, initialized by the run's seed."""
     kind = NETWORKS[config.network]
-    stored = "batch" if config.norm_statistics == "batch" else "stored"
-    offered = {"statistics": stored, "bias": config.network_bias}
+    stored = "batch" if config.trainer.norm_statistics == "batch" else "stored"
+    offered = {"statistics": stored, "bias": config.trainer.network_bias}
     options = {name: value for name, value in offered.items() if name in kind.options}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        network = kind.build(stream.inputs, stream.heads, **options)
-    if config.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    network = network.to(find_device(config))
+    network = initialize_network(config, stream.inputs, stream.heads, **options)
     check_batch_sizes(config, network)
     if config.trainer.realign:
         check_own_heads(network, stream)
     return network
 
 
-def check_batch_sizes(config: Config, network: nn.Module) -> None:
+def initialize_network(
+    config: Config[Any], inputs: tuple[int, ...], outputs: Sequence[int], **options: Any
+) -> nn.Module:
+    """Build the config's network with weights from the run's seed, on its device and in its memory format."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "weights"))
+        network = NETWORKS[config.network].build(inputs, outputs, **options)
+    if config.channels_last:
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.to(find_device(config))
+
+
+def check_batch_sizes(config: Config[SupervisedSettings], network: nn.Module) -> None:
     """Raise an error if BatchNorm of vectors would have to normalize a single example by its own statistics."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
     uses_batch = {"batch": bool(norms), "test_batch": any(not norm.track_running_stats for norm in norms)}

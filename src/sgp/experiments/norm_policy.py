@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from sgp.methods import Method
+from sgp.methods.method import use_mode
 
 # Means and variances by the qualified names of their buffers.
 NormStatistics = Mapping[str, Tensor]
@@ -117,7 +118,6 @@ def estimate_statistics(network: nn.Module, passes: Iterable[tuple[Tensor, int |
     }
     if not norms:
         return {}
-    modes = {module: module.training for module in network.modules()}
     found: dict[str, list[Tensor]] = {}
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -125,10 +125,9 @@ def estimate_statistics(network: nn.Module, passes: Iterable[tuple[Tensor, int |
         found.setdefault(f"{name}.running_mean", []).append(mean)
         found.setdefault(f"{name}.running_var", []).append(variance)
 
-    with ExitStack() as hooks:
+    with use_mode(network, training=False), ExitStack() as hooks:
         for name, norm in norms.items():
-            hooks.callback(norm.register_forward_pre_hook(partial(record, name)).remove)
-        network.eval()
+            hooks.enter_context(norm.register_forward_pre_hook(partial(record, name)))
         for norm in norms.values():
             # Normalize by the batch without counting it: a method may rely on the stored values.
             norm.train()
@@ -139,8 +138,6 @@ def estimate_statistics(network: nn.Module, passes: Iterable[tuple[Tensor, int |
         finally:
             for norm in norms.values():
                 norm.track_running_stats = True
-            for module, mode in modes.items():
-                module.training = mode
     return {name: torch.stack(values).mean(0) for name, values in found.items()}
 
 

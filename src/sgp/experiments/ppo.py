@@ -18,22 +18,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sgp.experiments.config import GameConfig
-from sgp.experiments.device import find_device
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config
 from sgp.experiments.evaluation import split_rows
-from sgp.experiments.experiment import Callback, Experiment
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
-from sgp.experiments.game_summary import write_tables
+from sgp.experiments.networks import initialize_network
 from sgp.experiments.optimizers import get_optimizer_state, restore_optimizer_state
 from sgp.experiments.seeds import derive_seed, make_generator
+from sgp.experiments.summary import write_tables
 from sgp.methods import METHODS, Method
-from sgp.networks import NETWORKS
 from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.agent import Agent
 from sgp.rl.evaluate import play_games
 from sgp.rl.games import GameEnv, GameStream
 from sgp.rl.patches import use_corner_patches
-from sgp.rl.settings import GameError
+from sgp.rl.settings import GameError, PPOSettings
 
 # Heads belong to single games and need no protection.
 HEADS = ("actors.*", "critics.*")
@@ -55,9 +55,13 @@ class PPOTrainer(Experiment):
         ValueError: The config's network, method and trainer do not fit together.
     """
 
+    config: Config[PPOSettings]
+    stream: GameStream
     network: ActorCritic
 
-    def __init__(self, config: GameConfig, stream: GameStream, folder: RunFolder, *callbacks: Callback) -> None:
+    def __init__(
+        self, config: Config[PPOSettings], stream: GameStream, folder: RunFolder, *callbacks: Callback
+    ) -> None:
         network = build_agent(config, stream)
         method: Method[Any] = METHODS[config.method](network, config.method_settings, exclude=HEADS)
         if config.trainer.optimizer == "adam-on-projected":
@@ -65,19 +69,11 @@ class PPOTrainer(Experiment):
                 method.project_gradients()
             except ValueError as error:
                 raise ValueError(f"optimizer=adam-on-projected: {error}") from error
-        super().__init__(config, network, method, folder, *callbacks)
-        self.config = config
-        self.stream = stream
+        super().__init__(config, stream, network, method, folder, *callbacks)
         self._evaluation_envs: dict[int, GameEnv] = {}
         self._update_start = time.perf_counter()
 
-    def _summarize(self) -> dict[str, Any]:
-        write_tables(self.folder)
-        return {}
-
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        if position == len(self.stream):
-            return None
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
         agent = self.train(position, progress, parts)
         self._finish_game(position, agent)
         return position + 1
@@ -229,15 +225,11 @@ class PPOTrainer(Experiment):
         return derive_seed(self.config.seed, use, *position) % 2**30
 
 
-def build_agent(config: GameConfig, stream: GameStream) -> ActorCritic:
+def build_agent(config: Config[PPOSettings], stream: GameStream) -> ActorCritic:
     """Build the config's network for a stream of games, initialized by the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(config.seed, "weights"))
-        network = NETWORKS[config.network].build(stream.inputs, stream.actions)
+    network = initialize_network(config, stream.inputs, stream.actions)
     if not isinstance(network, ActorCritic):
         raise ValueError(f"the network {config.network} has no critics, which games need: try actor-critic")
     if config.trainer.patches == "corner":
         use_corner_patches(network)
-    if config.channels_last:
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.to(find_device(config))
+    return network

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sgp.experiments.norm_policy import MixedNorm
 from sgp.heads import compute_outputs, fit_heads
+from sgp.methods.method import use_mode
 
 
 @torch.no_grad()
@@ -54,14 +55,8 @@ def _compute_features(network: nn.Module, batches: Iterable[Tensor], task: int) 
     """Yield the inputs of a task's head [n, d], batch by batch, normalized by each batch's own statistics."""
     found: list[Tensor] = []
     hook = get_head(network, task).register_forward_pre_hook(lambda module, args: found.append(args[0]))
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
+    with hook, use_mode(network, training=False):
         for inputs in batches:
             with MixedNorm(0):
                 network(inputs, task)
             yield found.pop()
-    finally:
-        hook.remove()
-        for module, mode in modes.items():
-            module.training = mode

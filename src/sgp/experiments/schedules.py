@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sgp.experiments.config import SupervisedSettings
 
+# Factors of the learning rate at a share of the task.
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+    "linear": lambda share: 1 - share,
+}
+
 
 @dataclass
-class Schedule(ABC):
-    """Schedule of one task; each task gets a new one.
+class Schedule:
+    """Schedule of one task: a decay over all its epochs, after which the task ends with the last weights.
 
     Attributes:
         training: Settings of the trainer.
@@ -22,9 +29,9 @@ class Schedule(ABC):
     training: SupervisedSettings
     epochs: int = field(default=0, init=False)
 
-    @abstractmethod
     def get_lr(self, progress: float) -> float:
         """Return the learning rate at a share of the current epoch, from 0 to 1."""
+        return self.training.lr * DECAYS[self.training.schedule]((self.epochs + progress) / self.training.epochs)
 
     def observe(self, validation_loss: float | None) -> bool:
         """End an epoch, and return whether its weights are the best so far, which the task then ends with."""
@@ -44,31 +51,6 @@ class Schedule(ABC):
         """Restore a `state_dict`."""
         for name, value in state.items():
             setattr(self, name, value)
-
-
-@dataclass
-class Constant(Schedule):
-    """Constant learning rate. The task ends with the last weights."""
-
-    def get_lr(self, progress: float) -> float:
-        return self.training.lr
-
-
-@dataclass
-class Cosine(Schedule):
-    """Cosine decay from the full learning rate to 0. The task ends with the last weights."""
-
-    def get_lr(self, progress: float) -> float:
-        share = (self.epochs + progress) / self.training.epochs
-        return 0.5 * self.training.lr * (1 + math.cos(math.pi * share))
-
-
-@dataclass
-class Linear(Schedule):
-    """Linear decay from the full learning rate to 0. The task ends with the last weights."""
-
-    def get_lr(self, progress: float) -> float:
-        return self.training.lr * (1 - (self.epochs + progress) / self.training.epochs)
 
 
 @dataclass
@@ -106,9 +88,6 @@ class Patience(Schedule):
         return super().done or self.lr < min(self.training.lr, self.training.lr_min)
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "linear": Linear,
-    "patience": Patience,
-}
+def make_schedule(training: SupervisedSettings) -> Schedule:
+    """Return the schedule of a task."""
+    return Patience(training) if training.schedule == "patience" else Schedule(training)

@@ -1,16 +1,18 @@
-"""Results of a supervised run, computed from its metrics: accuracy, time, memory and free capacity of each layer."""
+"""Results of a run, computed from its metrics: accuracies or scores, time, memory and free capacity of each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sgp.experiments.config import Config
-from sgp.experiments.folder import RunFolder
+from sgp.experiments.folder import RunError, RunFolder
 
 
 def build_accuracy_matrix(rows: Sequence[Sequence[float]]) -> Tensor:
@@ -40,25 +42,15 @@ def sum_seconds(events: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def write_tables(folder: RunFolder) -> None:
-    """Write the CSV files of a run. A resumed run repeats accuracy.csv and capacity.csv to the bit."""
+    """Write the CSV files of a run. A resumed run repeats all of them to the bit, except timing.csv and memory.csv."""
     events = folder.read_events()
-    tasks = [event for event in events if event["event"] == "task"]
-    header = ["after task", *(task["name"] for task in tasks)]
-    folder.write_table("accuracy.csv", header, [[task["name"], *task["accuracies"]] for task in tasks])
-    write_resource_tables(folder, events, tasks, "task")
-
-
-def write_resource_tables(
-    folder: RunFolder, events: Sequence[dict[str, Any]], tasks: Sequence[dict[str, Any]], unit: str
-) -> None:
-    """Write what each task has used: free capacity, memory and time.
-
-    Args:
-        folder: Folder of the run.
-        events: All events of the run.
-        tasks: Events that end a task.
-        unit: What a task is called in the headers: "task" or "game".
-    """
+    tasks = _find_tasks(events)
+    names, unit = [task["name"] for task in tasks], tasks[-1]["event"]
+    if unit == "game":
+        _write_scores(folder, names, events)
+    else:
+        rows = [[task["name"], *task["accuracies"]] for task in tasks]
+        folder.write_table("accuracy.csv", ["after task", *names], rows)
     capacity = [[task["name"], layer, free] for task in tasks for layer, free in task["free"].items()]
     folder.write_table("capacity.csv", [f"after {unit}", "layer", "free"], capacity)
     memory = [[task["name"], use, count] for task in tasks for use, count in task["bytes"].items()]
@@ -70,44 +62,84 @@ def write_resource_tables(
     folder.write_table("timing.csv", [unit, "phase", "seconds"], timing)
 
 
+def _write_scores(folder: RunFolder, names: Sequence[str], events: Sequence[dict[str, Any]]) -> None:
+    """Write the evaluations up to the last game that was learned. The csv module writes None as an empty cell."""
+    curve = [
+        (event, [event["step"], names[event["task"]]])
+        for event in events
+        if event["event"] in ("evaluation", "game") and event["task"] < len(names)
+    ]
+    scores = [
+        [*place, *row]
+        for event, place in curve
+        for row in zip(names, event["scores"], event["normalised"], strict=False)
+    ]
+    folder.write_table("scores.csv", ["step", "learning", "game", "score", "normalised"], scores)
+    rewards = [[*place, event["accumulated"]] for event, place in curve]
+    folder.write_table("accumulated.csv", ["step", "learning", "accumulated"], rewards)
+
+
+def _find_tasks(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] in ("task", "game")]
+
+
 @dataclass(frozen=True)
 class Summary:
-    """Results of a supervised run, finished or not.
+    """Results of a run, finished or not.
 
     Attributes:
         config: Config of the run.
-        names: Names of the tasks learned so far.
-        accuracies: Accuracy matrix R over these tasks in percent, [T, T].
-        finished: Whether all tasks of the run have been learned.
+        tasks: Event of each task or game that was learned.
         seconds: Wall time by phase.
-        bytes: Memory by what it is for, after the last task.
-        free: Share of each layer that later tasks may still use, after the last task.
-        capacity: Parameters that inference uses, in percent of the network's.
+        finished: Whether all tasks of the run have been learned.
     """
 
-    config: Config
-    names: list[str]
-    accuracies: Tensor
-    finished: bool
+    config: Config[Any]
+    tasks: list[dict[str, Any]]
     seconds: dict[str, float]
-    bytes: dict[str, int]
-    free: dict[str, float]
-    capacity: float
+    finished: bool
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tasks learned so far."""
+        return [task["name"] for task in self.tasks]
+
+    @cached_property
+    def accuracies(self) -> Tensor:
+        """Accuracy matrix R over the tasks learned so far in percent, [T, T]."""
+        return build_accuracy_matrix([task["accuracies"] for task in self.tasks])
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """Event of the last task, with the free share of each layer, the memory in bytes, and the capacity."""
+        return self.tasks[-1] if self.tasks else {"free": {}, "bytes": {}, "capacity": 100.0}
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory beside the network, after the last task."""
+        return sum(count for use, count in self.last["bytes"].items() if use != "network")
 
 
 def read_summary(folder: RunFolder) -> Summary:
-    """Read the results of a supervised run from its folder."""
+    """Read the results of a run from its folder."""
     config, events = folder.read_config(), folder.read_events()
-    assert isinstance(config, Config)
-    tasks = [event for event in events if event["event"] == "task"]
-    last: dict[str, Any] = tasks[-1] if tasks else {"bytes": {}, "free": {}, "capacity": 100.0}
-    return Summary(
-        config=config,
-        names=[task["name"] for task in tasks],
-        accuracies=build_accuracy_matrix([task["accuracies"] for task in tasks]),
-        finished=bool(events) and events[-1]["event"] == "end",
-        seconds=sum_seconds(events),
-        bytes=last["bytes"],
-        free=last["free"],
-        capacity=last["capacity"],
-    )
+    summary = Summary(config, _find_tasks(events), sum_seconds(events), bool(events) and events[-1]["event"] == "end")
+    if not config.is_game:
+        _ = summary.accuracies  # raises if a line of the metrics is missing
+    return summary
+
+
+def read_outcome(path: Path) -> dict[str, Any] | None:
+    """Read the last event of a finished run; that of a run on games also has the accumulated reward.
+
+    Returns:
+        Values of the event, or None if the run is not finished.
+    """
+    try:
+        events = RunFolder(path).read_events()
+    except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
+        return None
+    if not events or events[-1]["event"] != "end":
+        return None
+    rewards = [event["accumulated"] for event in events if event["event"] == "game"]
+    return events[-1] | ({"reward": rewards[-1]} if rewards else {})

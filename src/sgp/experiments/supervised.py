@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +14,16 @@ from torch import Tensor
 from sgp.benchmarks.metrics import acc, bwt
 from sgp.benchmarks.stream import Examples, Stream, Task
 from sgp.experiments.averaging import WeightAverage
-from sgp.experiments.config import Config
+from sgp.experiments.callbacks import Callback
+from sgp.experiments.config import Config, SupervisedSettings
 from sgp.experiments.evaluation import Score, average_scores, evaluate, split_rows
-from sgp.experiments.experiment import Callback, Experiment
+from sgp.experiments.experiment import Experiment
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.networks import build_network, check_trained_heads
 from sgp.experiments.norm_policy import NormPolicy
 from sgp.experiments.optimizers import OPTIMIZERS, separate_heads, set_lr
 from sgp.experiments.realign import compute_logits, realign
-from sgp.experiments.schedules import SCHEDULES
+from sgp.experiments.schedules import make_schedule
 from sgp.experiments.seeds import make_generator
 from sgp.experiments.summary import build_accuracy_matrix, write_tables
 from sgp.experiments.task_state import TaskState
@@ -45,7 +46,12 @@ class SupervisedTrainer(Experiment):
         ValueError: The config's network, method and trainer do not fit together.
     """
 
-    def __init__(self, config: Config, stream: Stream, folder: RunFolder, *callbacks: Callback) -> None:
+    config: Config[SupervisedSettings]
+    stream: Stream
+
+    def __init__(
+        self, config: Config[SupervisedSettings], stream: Stream, folder: RunFolder, *callbacks: Callback
+    ) -> None:
         network = build_network(config, stream)
         self._has_shared_head = len(stream.heads) == 1
         # Heads belong to single tasks and need no protection, unless all tasks share one.
@@ -56,10 +62,10 @@ class SupervisedTrainer(Experiment):
             raise ValueError(f"{config.method} does not support the network {config.network}: {error}") from error
         if config.trainer.head_lr is not None:
             check_trained_heads(network, method.trained_module)
-        super().__init__(config, network, method, folder, *callbacks)
-        self.config = config
-        self.stream = stream
-        self.norms = NormPolicy(method, mixed=config.norm_statistics == "mixed", has_shared_head=self._has_shared_head)
+        super().__init__(config, stream, network, method, folder, *callbacks)
+        self.norms = NormPolicy(
+            method, mixed=config.trainer.norm_statistics == "mixed", has_shared_head=self._has_shared_head
+        )
         self.accuracies: list[list[float]] = []
 
     def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
@@ -70,9 +76,7 @@ class SupervisedTrainer(Experiment):
         matrix = build_accuracy_matrix(self.accuracies)
         return {"acc": acc(matrix), "bwt": bwt(matrix) if len(matrix) > 1 else None}
 
-    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int | None:
-        if position == len(self.stream):
-            return None
+    def _learn(self, position: int, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
         count = len(self.stream) if self.method.trains_jointly else 1
         tasks = [self.load_task(each) for each in range(position, position + count)]
         self.train(position, tasks, progress, parts)
@@ -152,7 +156,7 @@ class SupervisedTrainer(Experiment):
             # The first task has no earlier weights to interpolate with.
             share = trainer.interpolation_weight if position else 0.0
             average = WeightAverage(trained, trainer.average, interpolation_weight=share, new=self._own_heads)
-        return TaskState(trained, optimizer, SCHEDULES[trainer.schedule](trainer), average)
+        return TaskState(trained, optimizer, make_schedule(trainer), average)
 
     @contextmanager
     def _explain_refusal(self) -> Iterator[None]:
@@ -276,14 +280,8 @@ class SupervisedTrainer(Experiment):
         batches = self._iterate_batches(task, size, "consolidate", position)
         self.method.consolidate(batches, self._compute_log_likelihood(task.head))
 
-    def _compute_log_likelihood(self, head: int) -> Callable[[Batch], Tensor]:
-        log_likelihood = super()._compute_log_likelihood(head)
-
-        def with_task_statistics(batch: Batch) -> Tensor:
-            with self.norms.use_statistics(head):
-                return log_likelihood(batch)
-
-        return with_task_statistics
+    def _use_statistics(self, head: int) -> AbstractContextManager[None]:
+        return self.norms.use_statistics(head)
 
     def _test_tasks(self, learned: int) -> list[float]:
         """Return the test accuracy of each task that was learned."""
@@ -332,10 +330,10 @@ class SupervisedTrainer(Experiment):
         return replace(task, head=position) if self._has_shared_head else task
 
     def _prepare_examples(self, examples: Examples) -> Examples:
-        if self.config.samples is not None:
+        if self.config.trainer.samples is not None:
             # At random, since the files of some data sets are ordered by class.
             order = torch.randperm(len(examples), generator=make_generator(self.config.seed, "samples"))
-            examples = examples[order[: self.config.samples]]
+            examples = examples[order[: self.config.trainer.samples]]
         inputs = examples.inputs
         if self.config.channels_last and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)

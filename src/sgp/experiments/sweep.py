@@ -14,7 +14,7 @@ from typing import Any
 from sgp import paper
 from sgp.experiments.config import (
     CHOICES,
-    AnyConfig,
+    Config,
     as_yaml,
     configure,
     find_differences,
@@ -41,7 +41,7 @@ class Point:
     """
 
     name: str
-    config: AnyConfig
+    config: Config[Any]
     varied: dict[str, Any]
 
 
@@ -167,7 +167,7 @@ def _describe_pairs(some: list[tuple[str, str]], pairs: list[tuple[str, str]]) -
     return ", ".join(f"{method} on {benchmark}" for method, benchmark in some)
 
 
-def _configure_point(values: dict[str, Any], varied: list[str]) -> AnyConfig:
+def _configure_point(values: dict[str, Any], varied: list[str]) -> Config[Any]:
     try:
         return configure(**values)
     except ValueError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.experiments.config import AnyConfig, GameConfig, as_command
+from sgp.experiments.config import Config, as_command
 from sgp.experiments.folder import CONFIG, RunError, RunFolder
 from sgp.experiments.record import TECHNICAL, Record
 from sgp.experiments.summary import build_accuracy_matrix, sum_seconds
@@ -29,7 +29,7 @@ class Run:
     """
 
     path: Path
-    config: AnyConfig
+    config: Config[Any]
     events: list[dict[str, Any]]
 
     @property
@@ -50,7 +50,7 @@ class Run:
     @property
     def is_game(self) -> bool:
         """Whether the tasks are games, which have scores and no accuracies."""
-        return isinstance(self.config, GameConfig)
+        return self.config.is_game
 
     @cached_property
     def tasks(self) -> list[dict[str, Any]]:

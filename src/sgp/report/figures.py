@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sgp import paper
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import games, palette, words
 from sgp.report.collect import Run

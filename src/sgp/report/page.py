@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import sgp
-from sgp.experiments.display import span
+from sgp.experiments.callbacks import span
 from sgp.methods import METHODS
 from sgp.report import games, palette, words
 from sgp.report.collect import LeftOut, Run

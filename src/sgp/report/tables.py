@@ -8,8 +8,8 @@ from typing import Any
 
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
+from sgp.experiments.callbacks import span
 from sgp.experiments.config import configure
-from sgp.experiments.display import span
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
 from sgp.report import words
