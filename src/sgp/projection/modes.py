@@ -242,11 +242,11 @@ def _ensure_gradient(parameter: nn.Parameter) -> Tensor:
 
 def _restore_blocked_tokens(layer: ProtectedLayer) -> None:
     """Restore the vectors of fully blocked tokens to the bit: subtracting their change would leave its rounding."""
-    _, subspace = layer.get_projector()
-    kept = layer.weight.kept
-    assert isinstance(subspace, TokenSubspace)
+    projector, kept = layer.get_projector(), layer.weight.kept
+    assert projector is not None
+    assert isinstance(projector[1], TokenSubspace)
     assert kept is not None
-    rows = subspace.fixed
+    rows = projector[1].fixed
     layer.weight.local.index_copy_(0, rows, kept.index_select(0, rows))
 
 
