@@ -43,8 +43,7 @@ def collect_inputs(
     paths: Mapping[str, GramPath] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
     in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
-    on_batch: Callable[[], None] | None = None,
-    is_enough: Callable[[Mapping[str, InputGram]], bool] | None = None,
+    after_batch: Callable[[Mapping[str, InputGram]], bool] | None = None,
 ) -> dict[str, InputGram]:
     """Run one pass over the batches, and collect the Gram matrix of every layer that sees an input.
 
@@ -62,8 +61,7 @@ def collect_inputs(
             it, the ``attention_mask`` of a dict, or of a tuple that contains one, is used.
         in_step: Function that runs the batches of several processes in lockstep. It may run the last batch again,
             which is not counted, and every pass is completed.
-        on_batch: Function that is called after each batch.
-        is_enough: Function that tells from the Gram matrices after a batch whether the pass may end.
+        after_batch: Function of the Gram matrices after each batch, which returns whether the pass may end.
 
     Returns:
         Gram matrix by layer. Layers that read the same tensors throughout, such as query, key and value, share one
@@ -74,7 +72,7 @@ def collect_inputs(
     limits = [samples[layer.name] for layer in layers]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
     with evaluation_pass(model, batches), collector.register_hooks():
-        (in_step or _run_all)(collector.iterate(batches, most, on_batch, is_enough), run)
+        (in_step or _run_all)(collector.iterate(batches, most, after_batch), run)
     return collector.grams
 
 
@@ -126,11 +124,7 @@ class _Collector:
         return {name: history.gram for name, history in self._histories.items() if history.gram.count}
 
     def iterate(
-        self,
-        batches: Iterable[Any],
-        most: int | None,
-        on_batch: Callable[[], None] | None,
-        is_enough: Callable[[Mapping[str, InputGram]], bool] | None,
+        self, batches: Iterable[Any], most: int | None, after_batch: Callable[[Mapping[str, InputGram]], bool] | None
     ) -> Iterator[Any]:
         """Yield batches up to a number of samples, and record module calls until the next one is requested.
 
@@ -142,9 +136,7 @@ class _Collector:
             self._begin(batch)
             yield batch
             self._end()
-            if on_batch is not None:
-                on_batch()
-            if is_enough is not None and is_enough(self.grams):
+            if after_batch is not None and after_batch(self.grams):
                 return
             if most is not None and self.samples_seen >= most:
                 return

@@ -143,19 +143,6 @@ class ProtectedParameter:
         """The tensor that a projection changes: the master of a 16-bit parameter, or the parameter itself."""
         return self.local if self.master is None else self.master
 
-    def write_master(self) -> None:
-        """Copy the master, if there is one, to the parameter."""
-        if self.master is not None:
-            self.local.copy_(self.master)
-
-    def take_buffers(self, other: ProtectedParameter) -> None:
-        """Use the master and the buffer of another object for the same parameter."""
-        self.kept, self.master = other.kept, other.master
-
-    def release_buffers(self) -> None:
-        """Free the master and the buffer."""
-        self.kept = self.master = None
-
     def compute_fingerprint(self) -> str:
         """Return the type and a checksum of the values, which are the same on all processes."""
         parameter = self.tensor

@@ -155,7 +155,8 @@ class StepMode(ProjectionMode):
             if layer.is_two_sided:  # the layer of the other side projects what is left
                 layer.project_(*change)
         for parameter in self._special:
-            parameter.write_master()
+            if parameter.master is not None:
+                parameter.local.copy_(parameter.master)
 
     @contextmanager
     def projected(self) -> Iterator[None]:

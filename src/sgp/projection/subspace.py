@@ -458,27 +458,21 @@ def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> 
     return coefficients
 
 
-def _orthonormalize(basis: Tensor) -> Tensor:
-    """Return orthonormal bases for bases that rounding has moved a little; zero columns stay."""
-    if basis.shape[2] == 0:
-        return basis
-    q, r = torch.linalg.qr(basis)
-    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
-    kept: Tensor = q * (signs * basis.any(dim=1)).unsqueeze(1)
-    return kept
+def _orthonormalize(columns: Tensor) -> Tensor:
+    """Return orthonormal columns, of which each spans with its predecessors what it did before; zero columns stay."""
+    q, r = torch.linalg.qr(columns)
+    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)  # QR leaves them open; keep those of the columns
+    orthonormal: Tensor = q * (signs * columns.any(dim=1)).unsqueeze(1)
+    return orthonormal
 
 
 def _orthogonalize(M: Tensor, directions: Tensor) -> Tensor:
-    """Return orthonormal directions that are orthogonal to M; each spans with its predecessors what it did before."""
-    if M.shape[2] == 0 or directions.shape[2] == 0:
+    """Return orthonormal directions that are orthogonal to M."""
+    if M.shape[2] == 0:
         return directions
     for _ in range(2):  # twice is enough: the second pass removes the rounding of the first
         directions = directions - M @ (M.mT @ directions)
-    q, r = torch.linalg.qr(directions)
-    diagonal: Tensor = r.diagonal(dim1=1, dim2=2)
-    signs = torch.where(diagonal < 0, -1.0, 1.0)  # QR leaves them open; keep those of the decomposition
-    kept: Tensor = q * signs.unsqueeze(1)
-    return kept
+    return _orthonormalize(directions)
 
 
 def _pack(basis: Tensor, lambdas: Tensor, kept: Tensor, dimension: int) -> Subspace:

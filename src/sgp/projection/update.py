@@ -321,7 +321,7 @@ def collect_subspaces(
         for number, (members, paths) in enumerate(passes):  # grows while it runs
             if processes.size > 1:
                 paths = _choose_test_directions(processes, members, paths, collect)
-            run = partial(collect, layers=members, paths=paths, on_batch=progress.advance)
+            run = partial(collect, layers=members, paths=paths, after_batch=progress.advance)
             grams, found = processes.merge_grams(processes.run_together(run))
             reached |= found
             grown, rows, failed = processes.run_together(partial(_grow_subspaces, plan, grams, grow, store))
@@ -358,7 +358,7 @@ def _choose_test_directions(
     def is_enough(grams: Mapping[str, InputGram]) -> bool:
         return all(name in grams and grams[name].is_folded for name in (layer.name for layer in sketched))
 
-    grams = processes.run_together(partial(collect, layers=sketched, paths=paths, is_enough=is_enough))
+    grams = processes.run_together(partial(collect, layers=sketched, paths=paths, after_batch=is_enough))
     chosen: dict[int, Tensor | None] = {}
     for gram in grams.values():
         if id(gram) not in chosen:
