@@ -96,8 +96,10 @@ class ProtectedParameter:
 
     def keep(self) -> None:
         """Copy the values before a step into the buffer, and refresh the float32 master of a 16-bit parameter."""
-        tensor = self.local
-        self.get_buffer(tensor).copy_(tensor)
+        tensor, kept = self.local, self.kept
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
+            kept = self.kept = torch.empty_like(tensor)
+        kept.copy_(tensor)
         if tensor.dtype not in HALF_PRECISION:
             self.master = None
         elif self.master is None or self.master.shape != tensor.shape or self.master.device != tensor.device:
@@ -105,13 +107,6 @@ class ProtectedParameter:
         else:
             # Where the weight was modified since the last step, the master follows it.
             self.master = torch.where(self.master.to(tensor.dtype) == tensor, self.master, tensor.float())
-
-    def get_buffer(self, tensor: Tensor) -> Tensor:
-        """Return the buffer for values before a step, allocated like the parameter's local tensor if needed."""
-        kept = self.kept
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
-            kept = self.kept = torch.empty_like(tensor, requires_grad=False)
-        return kept
 
     def adapt_kept(self) -> None:
         """Move the buffers to the parameter's device and type, and append the rows that it has gained since.

@@ -140,13 +140,9 @@ def resize_subspaces(layers: Iterable[ProtectedLayer]) -> bool:
 def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
     """Return old name -> new name of the layers whose weight is now found elsewhere in the model."""
     places = {(id(layer.weight.tensor), layer.block): name for name, layer in scan.layers.items()}
-    renamed = {}
-    for layer in protected.layers_with_bases:
-        if layer.name not in scan.layers and layer.weight.is_present:
-            place = places.get((id(layer.weight.tensor), layer.block))
-            if place is not None:
-                renamed[layer.name] = place
-    return renamed
+    lost = [layer for layer in protected.layers_with_bases if layer.name not in scan.layers and layer.weight.is_present]
+    found = {layer.name: places.get((id(layer.weight.tensor), layer.block)) for layer in lost}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: ProtectedLayer, task: int) -> float:
