@@ -104,7 +104,6 @@ def measure_changes(
         layers,
         forward=forward,
         mask=mask,
-        samples={layer.name: None for layer in layers},
         in_step=processes.run_in_lockstep if protected.is_sharded else None,
     )
     grams = processes.run_together(collect)

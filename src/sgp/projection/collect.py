@@ -39,7 +39,7 @@ def collect_inputs(
     layers: Sequence[ProtectedLayer],
     *,
     forward: Callable[[Any], Any] | None = None,
-    samples: Mapping[str, int | None],
+    samples: Mapping[str, int | None] | None = None,
     paths: Mapping[str, GramPath] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
     in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
@@ -55,7 +55,7 @@ def collect_inputs(
         batches: Iterable of tensors, tuples whose first item is the input, or dicts that are passed as keywords.
         layers: Layers whose inputs are collected.
         forward: Function that runs one batch through the model, for batches of any other kind.
-        samples: Number of samples to use of each layer; None for all.
+        samples: Number of samples to use of each layer; None for all, of one layer or of each.
         paths: How the inputs of each layer are collected; with products and sums in float64 by default.
         mask: Function that returns which positions of a batch count, [samples, positions], or None if all do. Without
             it, the ``attention_mask`` of a dict, or of a tuple that contains one, is used.
@@ -67,6 +67,7 @@ def collect_inputs(
         Gram matrix by layer. Layers that read the same tensors throughout, such as query, key and value, share one
         object.
     """
+    samples = samples or dict.fromkeys([layer.name for layer in layers])
     collector = _Collector(model, layers, samples, paths or {}, mask, can_stop=in_step is None)
     run = forward or make_forward(model)
     limits = [samples[layer.name] for layer in layers]

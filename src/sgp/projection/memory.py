@@ -353,7 +353,7 @@ class GradientMemory:
         start = time.perf_counter()
         with full_precision(protected.device):
             subspaces, updates = collect_subspaces(
-                plan, processes, protected, batches, forward=forward, mask=mask, grow=self.grow_bases, store=self.store
+                plan, processes, protected, batches, forward=forward, mask=mask, grow=self._grow_and_compress
             )
         seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
@@ -383,6 +383,9 @@ class GradientMemory:
             The new bases.
         """
         return bases.grow(gram, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
+
+    def _grow_and_compress(self, bases: Bases, gram: InputGram, threshold: float) -> Bases:
+        return self.grow_bases(bases, gram, threshold).compress(self.store)
 
     def plan(
         self,

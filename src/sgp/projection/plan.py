@@ -135,10 +135,9 @@ def plan_update(
     seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        everything = dict.fromkeys(rows, None)
         for members in passes:  # as in an update, layers of two passes do not share
             start = time.perf_counter()
-            grams = collect_inputs(model, [batch], members, forward=forward, samples=everything, paths=paths, mask=mask)
+            grams = collect_inputs(model, [batch], members, forward=forward, paths=paths, mask=mask)
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:

@@ -83,8 +83,8 @@ class UpdateReport:
     __repr__ = __str__
 
 
-def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate:
-    """Return the result of an update for one Gram matrix, before the layers that share it are named."""
+def describe_update(layers: list[str], before: Bases, after: Bases, gram: InputGram) -> LayerUpdate:
+    """Return the result of an update for one Gram matrix, which some layers share."""
     bases = int(after.rank.sum())
     return LayerUpdate(
         bases=bases,
@@ -96,6 +96,7 @@ def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate
         path=gram.kind,
         rows=gram.count,
         bytes=gram.nbytes,
+        layers=layers,
     )
 
 
