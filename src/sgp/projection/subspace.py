@@ -323,8 +323,7 @@ class Subspace(Bases):
         return Subspace(basis.to(dtype), self.importance, self.rank)
 
     def with_importance(self, importance: Tensor) -> Subspace:
-        # Importances that are learned change at each step, so a dense projector would be computed for one use.
-        return replace(self, importance=importance, lean=True)
+        return replace(self, importance=importance)
 
     def get_orthonormal_basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the bases in a type, orthonormal also where they are stored in fewer bits, [groups, d, k]."""
