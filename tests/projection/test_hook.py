@@ -725,6 +725,7 @@ def test_a_detached_optimizer_steps_without_projection() -> None:
     hook = attach_with_inputs(memory, optimizer)
     train(model, optimizer, 5)
     hook.detach()
+    assert not hook.is_attached
     bare = copy.deepcopy(model)
     free = torch.optim.SGD(bare.parameters(), lr=0.3)
     train(model, optimizer, 5)

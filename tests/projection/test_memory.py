@@ -569,19 +569,6 @@ def test_a_memory_and_its_model_are_not_kept_alive() -> None:
     assert [reference() for reference in gone] == [None, None]
 
 
-def test_a_detached_optimizer_takes_unprojected_steps() -> None:
-    memory = make_learned_memory(alpha=math.inf)
-    clone = copy.deepcopy(memory.model)
-    optimizer, plain = SGD(memory.model.parameters(), lr=0.1), SGD(clone.parameters(), lr=0.1)
-    hook = memory.attach(optimizer)
-    hook.detach()
-    assert not hook.is_attached
-    for x in make_batches(1):
-        take_step(memory.model, optimizer, x)
-        take_step(clone, plain, x)
-    assert_same(dict(memory.model.state_dict()), dict(clone.state_dict()))
-
-
 @pytest.mark.parametrize("mode", ["auto", "step"])
 def test_before_the_first_update_steps_are_those_of_the_optimizer(mode: Any) -> None:
     model, clone = make_model(), make_model()

@@ -526,41 +526,47 @@ def test_unsupported_layouts_are_refused_by_name(outcomes: Outcomes) -> None:
         assert "not attached" in errors["unattached"]
 
 
-@st.composite
-def cut_blocks(draw: st.DrawFn) -> tuple[Block, int, int, int]:
-    """Return a drawn block, the rows and inputs of its weight, and the number of processes that have the rows."""
-    groups = draw(st.integers(1, 4))
-    size = groups * draw(st.integers(1, 4))
-    before, after = draw(st.integers(0, 3)), draw(st.integers(0, 3))
-    block = Block("weight", "bias", rows=(before, before + size), groups=groups)
-    return block, before + size + after, draw(st.integers(1, 4)), draw(st.integers(1, 7))
-
-
-@given(cut_blocks(), st.integers(0, 2**16))
-def test_projected_shards_are_shards_of_the_projected_whole(case: tuple[Block, int, int, int], seed: int) -> None:
-    block, outputs, inputs, processes = case
+@given(
+    st.integers(1, 6), st.integers(0, 3), st.integers(0, 3), st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**16)
+)
+def test_projected_shards_are_shards_of_the_projected_whole(
+    size: int, before: int, after: int, inputs: int, processes: int, seed: int
+) -> None:
+    block, outputs = Block("weight", "bias", rows=(before, before + size)), before + size + after
     generator = torch.Generator().manual_seed(seed)
-    bases = torch.randn(block.groups, inputs + 1, 1, generator=generator, dtype=torch.float64)
-    bases /= bases.norm(dim=1, keepdim=True)
-    importance = torch.rand(block.groups, 1, generator=generator, dtype=torch.float64)
-    space = Subspace(bases, importance, torch.ones(block.groups, dtype=torch.int64))
+    basis = torch.randn(1, inputs + 1, 1, generator=generator, dtype=torch.float64)
+    importance = torch.rand(1, 1, generator=generator, dtype=torch.float64)
+    space = Subspace(basis / basis.norm(), importance, torch.ones(1, dtype=torch.int64))
     weight = torch.randn(outputs, inputs, generator=generator, dtype=torch.float64)
     bias = torch.randn(outputs, generator=generator, dtype=torch.float64)
 
     expected, expected_bias = weight.clone(), bias.clone()
     matrix, vector = block.view_matrix(expected), block.view_bias(expected_bias)
     space.subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
-    size = -(-outputs // processes)
-    for first in range(0, processes * size, size):
-        rows = LocalRows(min(first, outputs), min(first + size, outputs), cast(Any, None), (0,))
-        cut, part = cut_to_shard(block, space, weight.shape, rows, bias.shape, rows)
+    length = -(-outputs // processes)
+    for first in range(0, processes * length, length):
+        rows = LocalRows(min(first, outputs), min(first + length, outputs), cast(Any, None), (0,))
+        cut = cut_to_shard(block, space, weight.shape, rows, bias.shape)
+        assert cut is not None
         own, own_bias = weight[rows.start : rows.stop].clone(), bias[rows.start : rows.stop].clone()
-        matrix, vector = cut.view_matrix(own), cut.view_bias(own_bias)
-        part.subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
-        cut.write_matrix(own, matrix.clone())
-        cut.write_bias(own_bias, vector.clone())
+        matrix, vector = cut[0].view_matrix(own), cut[0].view_bias(own_bias)
+        cut[1].subtract_projection_(matrix.clone(), vector.clone(), matrix, vector)
         torch.testing.assert_close(own, expected[rows.start : rows.stop])
         torch.testing.assert_close(own_bias, expected_bias[rows.start : rows.stop])
+
+
+@pytest.mark.parametrize(
+    ("block", "bias"),
+    [
+        (Block("weight", "bias", groups=2), None),
+        (Block("weight", "bias", input_dim=0), None),
+        (Block("q_proj_weight", "in_proj_bias", bias_rows=(4, 8)), torch.Size([12])),
+    ],
+    ids=["groups", "transposed", "bias elsewhere"],
+)
+def test_shards_that_enter_one_product_are_not_projected_alone(block: Block, bias: torch.Size | None) -> None:
+    rows = LocalRows(0, 2, cast(Any, None), (0,))
+    assert cut_to_shard(block, Subspace.empty(block.groups, 4), torch.Size([4, 4]), rows, bias) is None
 
 
 def test_flat_parameters_are_refused() -> None:

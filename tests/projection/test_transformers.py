@@ -485,10 +485,10 @@ def test_the_mask_of_one_batch_in_a_list_does_not_apply_to_the_others() -> None:
     ("mask", "error", "message"),
     [
         (lambda batch: batch["attention_mask"].tolist(), TypeError, r"mask must give a tensor .* it gave a list"),
-        (lambda batch: batch["attention_mask"].unsqueeze(-1), ValueError, r"shape \(3, 5, 1\): it must be"),
-        (lambda batch: batch["attention_mask"][0], ValueError, r"shape \(5,\): it must be \[samples, positions\]"),
-        (lambda batch: batch["attention_mask"][:2], ValueError, r"mask gave 2 rows.* for a batch of 3 samples"),
-        (lambda batch: batch["attention_mask"].mT, ValueError, r"mask gave 5 rows.* for a batch of 3 samples"),
+        (lambda batch: batch["attention_mask"].unsqueeze(-1), ValueError, r"shape \(3, 5, 1\).*: it must be"),
+        (lambda batch: batch["attention_mask"][0], ValueError, r"shape \(5,\).*: it must be \[samples, positions\]"),
+        (lambda batch: batch["attention_mask"][:2], ValueError, r"shape \(2, 5\) for tensors of \[3, 3\] samples"),
+        (lambda batch: batch["attention_mask"].mT, ValueError, r"shape \(5, 3\) for tensors of \[3, 3\] samples"),
     ],
 )
 def test_a_mask_that_fits_no_batch_is_refused_and_nothing_changes(

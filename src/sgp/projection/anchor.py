@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from sgp.projection.sharded import gather_whole
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
-class Anchor(Mapping[str, Tensor]):
+class Anchor(dict[str, Tensor]):
     """Parameters and buffers of a model at one moment, by name.
 
     Args:
@@ -22,17 +22,8 @@ class Anchor(Mapping[str, Tensor]):
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], protected: frozenset[str]) -> None:
-        self._tensors = dict(tensors)
+        super().__init__(tensors)
         self.protected = protected
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def list_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -74,6 +74,7 @@ def get_mask(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor 
 
     Raises:
         TypeError: The mask is not a tensor.
+        ValueError: The mask of the function has another shape than [samples, positions].
     """
     found = find_attention_mask(batch) if mask is None else mask(batch)
     if found is None:
@@ -83,31 +84,14 @@ def get_mask(batch: Any, mask: Callable[[Any], Tensor | None] | None) -> Tensor 
             "mask must give a tensor [samples, positions] for a batch, or None if all positions count; it gave a "
             f"{type(found).__name__}"
         )
-    if mask is not None:
-        _check_mask(found, [tensor.shape[0] for tensor in iterate_tensors(batch) if tensor.dim()])
+    if mask is not None:  # it may belong to any tensor of the batch
+        sizes = [tensor.shape[0] for tensor in iterate_tensors(batch) if tensor.dim()]
+        if found.dim() != 2 or len(found) not in (sizes or [len(found)]):
+            raise ValueError(
+                f"mask gave a tensor of shape {tuple(found.shape)} for tensors of {sizes} samples: it must be "
+                "[samples, positions], true where a position counts"
+            )
     return found.bool()
-
-
-def _check_mask(mask: Tensor, sizes: list[int]) -> None:
-    """Raise if a mask has another shape than [samples, positions].
-
-    Args:
-        mask: Mask that the user's function returned.
-        sizes: First dimension of every tensor of the batch; the mask may belong to any of them.
-
-    Raises:
-        ValueError: The mask has another shape.
-    """
-    if mask.dim() != 2:
-        raise ValueError(
-            f"mask gave a tensor of shape {tuple(mask.shape)}: it must be [samples, positions], true where a position "
-            "counts"
-        )
-    if sizes and len(mask) not in sizes:
-        raise ValueError(
-            f"mask gave {len(mask)} rows, of shape {tuple(mask.shape)}, for a batch of {sizes[0]} samples: it must be "
-            "[samples, positions]"
-        )
 
 
 def find_attention_mask(batch: Any) -> Tensor | None:

@@ -138,7 +138,7 @@ class Summary:
     def __str__(self) -> str:
         capacity = self.capacity
         total = ("total", str(len(capacity.layers)), "", "", "", format_bytes(capacity.bytes))
-        header, *rows, total_row = _align_columns([HEADER, *_make_rows(capacity), total])
+        header, *rows, total_row = align_columns([HEADER, *_make_rows(capacity), total])
         lines = [
             f"GradientMemory after {self.tasks} task{'s' * (self.tasks != 1)}",
             "",
@@ -179,7 +179,7 @@ def _make_rows(capacity: Capacity) -> list[tuple[str, ...]]:
             str(len(layers)),
             f"{_format_range([layer.bases for layer in layers])} / {dimension}",
             _format_range([layer.blocked for layer in layers]),
-            _format_percentages([layer.free for layer in layers]),
+            _format_range([layer.free for layer in layers], ".1%"),
             format_bytes(sum(layer.bytes for layer in layers)) if is_own else "shared",
         )
         for (_, dimension, is_own), layers in kinds.items()
@@ -207,7 +207,7 @@ def _count_kinds(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines, with the first column aligned to the left and the others to the right."""
     first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [(row[0].ljust(first), *map(str.rjust, row[1:], others)) for row in rows]
@@ -237,13 +237,8 @@ def _list_reasons(title: str, reasons: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _format_range(values: Sequence[int]) -> str:
-    least, most = min(values), max(values)
-    return str(least) if least == most else f"{least} to {most}"
-
-
-def _format_percentages(values: Sequence[float]) -> str:
-    least, most = f"{min(values):.1%}", f"{max(values):.1%}"
+def _format_range(values: Sequence[float], style: str = "") -> str:
+    least, most = format(min(values), style), format(max(values), style)
     return least if least == most else f"{least} to {most}"
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.anchor import extend_rows, has_grown, list_tensors, match_names
-from sgp.projection.batches import evaluation_pass, make_forward, move_batch
+from sgp.projection.batches import evaluation_pass, iterate_tensors, make_forward, move_batch
+from sgp.projection.capacity import align_columns
 from sgp.projection.collect import collect_inputs
 from sgp.projection.distributed import ProcessGroup
 from sgp.projection.gram import InputGram
@@ -63,14 +64,9 @@ class Check:
         return max((layer.leak for layer in self.layers), default=0.0)
 
     def __str__(self) -> str:
-        width = max([len("layer"), *(len(layer.layer) for layer in self.layers)])
-        lines = [
-            f"outputs drifted by {self.drift:.2e}",
-            f"{'layer':<{width}} {'captured':>8} {'leak':>9} {'drift':>9}",
-        ]
-        for layer in self.layers:
-            lines.append(f"{layer.layer:<{width}} {layer.captured:>8.1%} {layer.leak:>9.1e} {layer.drift:>9.1e}")
-        return "\n".join(lines)
+        rows = [(x.layer, f"{x.captured:.1%}", f"{x.leak:.1e}", f"{x.drift:.1e}") for x in self.layers]
+        table = align_columns([("layer", "captured", "leak", "drift"), *rows])
+        return "\n".join([f"outputs drifted by {self.drift:.2e}", *table])
 
 
 def measure_changes(
@@ -108,7 +104,6 @@ def measure_changes(
         layers,
         forward=forward,
         mask=mask,
-        samples={layer.name: None for layer in layers},
         in_step=processes.run_in_lockstep if protected.is_sharded else None,
     )
     grams = processes.run_together(collect)
@@ -225,23 +220,10 @@ def _list_outputs(value: Any) -> list[Tensor]:
     Raises:
         TypeError: There are none.
     """
-    found = [to_float64(tensor).clone() for tensor in _iterate_outputs(value)]
+    found = [to_float64(tensor).clone() for tensor in iterate_tensors(value) if tensor.is_floating_point()]
     if not found:
         raise TypeError(
             f"an output of type {type(value).__name__} has no floating point tensor to compare: pass a forward= that "
             "returns tensors, or tuples, lists or dicts of them"
         )
     return found
-
-
-def _iterate_outputs(value: Any) -> Iterator[Tensor]:
-    """Yield all floating point tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _iterate_outputs(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _iterate_outputs(item)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +39,11 @@ def collect_inputs(
     layers: Sequence[ProtectedLayer],
     *,
     forward: Callable[[Any], Any] | None = None,
-    samples: Mapping[str, int | None],
+    samples: Mapping[str, int | None] | None = None,
     paths: Mapping[str, GramPath] | None = None,
     mask: Callable[[Any], Tensor | None] | None = None,
     in_step: Callable[[Iterator[Any], Callable[[Any], Any]], None] | None = None,
-    on_batch: Callable[[], None] | None = None,
-    is_enough: Callable[[Mapping[str, InputGram]], bool] | None = None,
+    after_batch: Callable[[Mapping[str, InputGram]], bool] | None = None,
 ) -> dict[str, InputGram]:
     """Run one pass over the batches, and collect the Gram matrix of every layer that sees an input.
 
@@ -54,25 +55,25 @@ def collect_inputs(
         batches: Iterable of tensors, tuples whose first item is the input, or dicts that are passed as keywords.
         layers: Layers whose inputs are collected.
         forward: Function that runs one batch through the model, for batches of any other kind.
-        samples: Number of samples to use of each layer; None for all.
+        samples: Number of samples to use of each layer; None for all, of one layer or of each.
         paths: How the inputs of each layer are collected; with products and sums in float64 by default.
         mask: Function that returns which positions of a batch count, [samples, positions], or None if all do. Without
             it, the ``attention_mask`` of a dict, or of a tuple that contains one, is used.
         in_step: Function that runs the batches of several processes in lockstep. It may run the last batch again,
             which is not counted, and every pass is completed.
-        on_batch: Function that is called after each batch.
-        is_enough: Function that tells from the Gram matrices after a batch whether the pass may end.
+        after_batch: Function of the Gram matrices after each batch, which returns whether the pass may end.
 
     Returns:
         Gram matrix by layer. Layers that read the same tensors throughout, such as query, key and value, share one
         object.
     """
+    samples = samples or dict.fromkeys([layer.name for layer in layers])
     collector = _Collector(model, layers, samples, paths or {}, mask, can_stop=in_step is None)
     run = forward or make_forward(model)
     limits = [samples[layer.name] for layer in layers]
     most = None if any(limit is None for limit in limits) else max(limit for limit in limits if limit is not None)
     with evaluation_pass(model, batches), collector.register_hooks():
-        (in_step or _run_all)(collector.iterate(batches, most, on_batch, is_enough), run)
+        (in_step or _run_all)(collector.iterate(batches, most, after_batch), run)
     return collector.grams
 
 
@@ -112,8 +113,8 @@ class _Collector:
             for source in layer.sources:
                 self._readers.setdefault(source.module, []).append((layer, source.input))
         self._positions_first = {name for name in self._readers if _has_positions_first(model, name)}
-        self._shared: dict[str, _SharedGram] = {}  # layer -> the Gram matrix that it shares
-        self._new: list[_SharedGram] = []  # Gram matrices that began in this batch, which other layers may join
+        self._histories: dict[str, _History] = {}  # by layer
+        self._first: defaultdict[Hashable, WeakSet[_History]] = defaultdict(WeakSet)  # histories of one tensor
 
     @property
     def grams(self) -> dict[str, InputGram]:
@@ -121,14 +122,10 @@ class _Collector:
 
         An input of which the mask leaves nothing was not seen.
         """
-        return {name: shared.gram for name, shared in self._shared.items() if shared.gram.count}
+        return {name: history.gram for name, history in self._histories.items() if history.gram.count}
 
     def iterate(
-        self,
-        batches: Iterable[Any],
-        most: int | None,
-        on_batch: Callable[[], None] | None,
-        is_enough: Callable[[Mapping[str, InputGram]], bool] | None,
+        self, batches: Iterable[Any], most: int | None, after_batch: Callable[[Mapping[str, InputGram]], bool] | None
     ) -> Iterator[Any]:
         """Yield batches up to a number of samples, and record module calls until the next one is requested.
 
@@ -140,9 +137,7 @@ class _Collector:
             self._begin(batch)
             yield batch
             self._end()
-            if on_batch is not None:
-                on_batch()
-            if is_enough is not None and is_enough(self.grams):
+            if after_batch is not None and after_batch(self.grams):
                 return
             if most is not None and self.samples_seen >= most:
                 return
@@ -161,9 +156,6 @@ class _Collector:
         if self._failure is not None:
             raise self._failure
         self.samples_seen += self._batch_size or 1
-        self._new.clear()
-        for shared in {id(shared): shared for shared in self._shared.values()}.values():
-            self._split_late(shared)
 
     @contextmanager
     def register_hooks(self) -> Iterator[None]:
@@ -199,54 +191,23 @@ class _Collector:
 
     def _read(self, name: str, layer: ProtectedLayer, module: nn.Module, tensor: Tensor) -> None:
         """Record that a layer read a tensor; layers that have read the same tensors so far add it once."""
-        shared = self._shared.get(layer.name)
-        if shared is None:
-            kind = self._get_sharing_key(layer, module)
-            shared = next((s for s in self._new if s.kind == kind and s.is_at(tensor, self._call_mask)), None)
-            if shared is None or kind is None:
-                shared = _SharedGram(self._make_gram(layer, module, tensor), kind)
-                self._new.append(shared)
-                shared.begin(tensor, self._call_mask, layer.name)
-                self._add(name, layer, module, shared.gram, tensor)
-            shared.join(layer.name)
-        elif layer.name in shared.arrived:
-            # The layer's next call. A member that has not read the last tensor by now reads other tensors.
-            self._split_late(shared)
-            if shared in self._new:
-                self._new.remove(shared)
-            shared.begin(tensor, self._call_mask, layer.name)
-            self._add(name, layer, module, shared.gram, tensor)
-        elif shared.is_at(tensor, self._call_mask):
-            shared.arrive(layer.name)
-            return
-        else:
-            # A branch that has moved on to its next tensor also contains its first one, which this layer has not read.
-            branch = next((b for b in shared.branches if b.begun == 1 and b.is_at(tensor, self._call_mask)), None)
-            shared.leave(layer.name)
-            if branch is None:
-                branch = _SharedGram(shared.copy_before_last(), shared.kind)
-                shared.branches.append(branch)
-                branch.begin(tensor, self._call_mask, layer.name)
-                self._add(name, layer, module, branch.gram, tensor)
-            branch.join(layer.name)
-            shared = branch
-        self._shared[layer.name] = shared
-
-    def _split_late(self, shared: _SharedGram) -> None:
-        """Split group members that did not read the last tensor into a new group."""
-        late = shared.late
-        if late:
-            branch = _SharedGram(shared.copy_before_last(), shared.kind)
-            for name in late:
-                shared.leave(name)
-                branch.join(name)
-                self._shared[name] = branch
-        shared.drop_copy()
+        before = self._histories.get(layer.name)
+        following = self._first[self._get_sharing_key(layer, module)] if before is None else before.following
+        moment = self.samples_seen, self._call_mask
+        after = next((history for history in following if history.ends_with(tensor, moment)), None)
+        if after is None:
+            gram = self._make_gram(layer, module, tensor) if before is None else before.gram
+            if before is not None and sum(history is before for history in self._histories.values()) > 1:
+                gram = gram.clone()  # the other layers may read another tensor next
+            after = _History(gram, tensor, moment)
+            self._add(name, layer, module, gram, tensor)
+            following.add(after)
+        self._histories[layer.name] = after
 
     def _get_sharing_key(self, layer: ProtectedLayer, module: nn.Module) -> Hashable:
-        """Return what layers must agree in to share; None for a tied weight, which reads several modules."""
+        """Return what layers must agree in to share. A tied weight, which reads several modules, shares with none."""
         if len(layer.sources) > 1:
-            return None
+            return layer.name
         unfolding = _get_type(module).get_sharing_key(module)
         has_positions_first = layer.sources[0].module in self._positions_first
         path, limit = self._paths[layer.name], self._samples[layer.name]
@@ -329,74 +290,29 @@ class _Collector:
                 raise ValueError(f"layer {name or '(model)'!r}: {error}") from None
 
 
-class _SharedGram:
-    """A Gram matrix, and the layers that have read the same tensors so far, one after another.
+class _History:
+    """The tensors that some layers have read, one after another, and their Gram matrix.
 
-    The first of them to read a tensor adds it. The others are late until they have read it too. A layer that reads
-    another tensor instead continues from a copy of the Gram matrix before the last tensor.
+    Layers with one history share a Gram matrix. The first of them to read a tensor adds it and moves on to the longer
+    history; the others follow when they read it too. Only the layers keep their history alive, so one that all of them
+    have left is gone.
 
     Attributes:
-        gram: Gram matrix of the tensors that all of them have read.
-        kind: What they agree in.
-        begun: Number of tensors that they have read since they began to share.
-        arrived: Layers that have read the last tensor.
-        branches: Groups that continued with another tensor than the last one.
+        gram: Gram matrix of the tensors.
+        following: Histories of one more tensor.
     """
 
-    def __init__(self, gram: InputGram, kind: Hashable) -> None:
+    def __init__(self, gram: InputGram, tensor: Tensor, moment: tuple[int, Tensor | None]) -> None:
         self.gram = gram
-        self.kind = kind
-        self.begun = 0
-        self.arrived: set[str] = set()
-        self.branches: list[_SharedGram] = []
-        self._members: list[str] = []
-        self._before: InputGram | None = None
-        self._tensor: Callable[[], Tensor | None] = lambda: None
-        self._mask: Tensor | None = None
-        self._version = 0
+        self.following: WeakSet[_History] = WeakSet()
+        self._tensor = weakref.ref(tensor)
+        self._version = _get_version(tensor)
+        self._moment = moment
 
-    @property
-    def late(self) -> list[str]:
-        """Members that have not read the last tensor."""
-        return [name for name in self._members if name not in self.arrived]
-
-    def begin(self, tensor: Tensor, mask: Tensor | None, reader: str) -> None:
-        """Move on to the next tensor, before it is added."""
-        # A copy costs little beside the products that follow, and only a group of several members needs one.
-        self._before = self.gram.clone() if len(self._members) > 1 else None
-        self._tensor, self._version, self._mask = weakref.ref(tensor), _get_version(tensor), mask
-        self.begun += 1
-        self.arrived = {reader}
-        self.drop_copy()
-
-    def is_at(self, tensor: Tensor, mask: Tensor | None) -> bool:
-        """Return whether this is the last tensor, unchanged since then and with the same mask of its call."""
-        return self._tensor() is tensor and _get_version(tensor) == self._version and self._mask is mask
-
-    def copy_before_last(self) -> InputGram:
-        """Return a copy of the Gram matrix without the last tensor."""
-        assert self._before is not None
-        return self._before.clone()
-
-    def join(self, name: str) -> None:
-        """Add a member that has read all of the tensors."""
-        self._members.append(name)
-        self.arrived.add(name)
-
-    def arrive(self, name: str) -> None:
-        """Record that a late member has read the last tensor too."""
-        self.arrived.add(name)
-        self.drop_copy()
-
-    def leave(self, name: str) -> None:
-        """Remove a late member that reads another tensor."""
-        self._members.remove(name)
-
-    def drop_copy(self) -> None:
-        """Drop the copy of the Gram matrix before the last tensor once no member is late."""
-        if not self.late:
-            self._before = None
-            self.branches = []
+    def ends_with(self, tensor: Tensor, moment: tuple[int, Tensor | None]) -> bool:
+        """Return whether this is the last tensor, unchanged since then, in the same batch and with the same mask."""
+        is_same_moment = self._moment[0] == moment[0] and self._moment[1] is moment[1]
+        return self._tensor() is tensor and _get_version(tensor) == self._version and is_same_moment
 
 
 def _get_version(tensor: Tensor) -> int:

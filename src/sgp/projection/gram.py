@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -201,13 +202,9 @@ class InputGram:
         rows = self.get_rows()
         return decompose_gram(self.get_gram(), basis, rank) if rows is None else decompose_rows(rows, basis)
 
-    def clone(self) -> InputGram:
+    def clone(self) -> Self:
         """Return an independent copy."""
-        copy = InputGram(self.groups, self.inputs, constant=self.constant, precise=self.precise)
-        copy.count = self.count
-        copy._rows = list(self._rows)
-        copy._gram = None if self._gram is None else self._gram.clone()
-        return copy
+        return copy.deepcopy(self)
 
     def _check_shape(self, rows: Tensor) -> None:
         groups, _, inputs = rows.shape
@@ -245,11 +242,6 @@ class RowCount(InputGram):
 
     def add(self, rows: Tensor) -> None:
         self.count += rows.shape[-2] if rows.dim() == 3 else len(rows)
-
-    def clone(self) -> RowCount:
-        copy = RowCount(self.groups, self.inputs, constant=self.constant)
-        copy.count = self.count
-        return copy
 
 
 def place_rows(rows: Tensor) -> Tensor:

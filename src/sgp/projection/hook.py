@@ -139,7 +139,7 @@ class OptimizerHook:
         self.release()
         for layer in self._protected.layers.values():
             for parameter in layer.parameters:
-                parameter.release_buffers()
+                parameter.kept = parameter.master = None
 
     def release(self) -> None:
         """Stop watching inputs and restoring norm statistics."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sgp.projection.layer_types import Block, LayerType
-from sgp.projection.sharded import cut_to_shard, find_local_rows, get_local
-from sgp.projection.subspace import Bases, Projector
+from sgp.projection.sharded import cut_to_shard, find_local_rows, gather_shards, get_local
+from sgp.projection.subspace import Bases
 from sgp.projection.tokens import load_bases
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -96,8 +96,10 @@ class ProtectedParameter:
 
     def keep(self) -> None:
         """Copy the values before a step into the buffer, and refresh the float32 master of a 16-bit parameter."""
-        tensor = self.local
-        self.get_buffer(tensor).copy_(tensor)
+        tensor, kept = self.local, self.kept
+        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
+            kept = self.kept = torch.empty_like(tensor)
+        kept.copy_(tensor)
         if tensor.dtype not in HALF_PRECISION:
             self.master = None
         elif self.master is None or self.master.shape != tensor.shape or self.master.device != tensor.device:
@@ -105,13 +107,6 @@ class ProtectedParameter:
         else:
             # Where the weight was modified since the last step, the master follows it.
             self.master = torch.where(self.master.to(tensor.dtype) == tensor, self.master, tensor.float())
-
-    def get_buffer(self, tensor: Tensor) -> Tensor:
-        """Return the buffer for values before a step, allocated like the parameter's local tensor if needed."""
-        kept = self.kept
-        if kept is None or (kept.shape, kept.dtype, kept.device) != (tensor.shape, tensor.dtype, tensor.device):
-            kept = self.kept = torch.empty_like(tensor, requires_grad=False)
-        return kept
 
     def adapt_kept(self) -> None:
         """Move the buffers to the parameter's device and type, and append the rows that it has gained since.
@@ -142,19 +137,6 @@ class ProtectedParameter:
     def target(self) -> Tensor:
         """The tensor that a projection changes: the master of a 16-bit parameter, or the parameter itself."""
         return self.local if self.master is None else self.master
-
-    def write_master(self) -> None:
-        """Copy the master, if there is one, to the parameter."""
-        if self.master is not None:
-            self.local.copy_(self.master)
-
-    def take_buffers(self, other: ProtectedParameter) -> None:
-        """Use the master and the buffer of another object for the same parameter."""
-        self.kept, self.master = other.kept, other.master
-
-    def release_buffers(self) -> None:
-        """Free the master and the buffer."""
-        self.kept = self.master = None
 
     def compute_fingerprint(self) -> str:
         """Return the type and a checksum of the values, which are the same on all processes."""
@@ -215,7 +197,7 @@ class ProtectedLayer:
     is_two_sided: bool = False
     subspace: Bases | None = None
     is_input_proven: bool | None = None
-    _projector: tuple[Bases, tuple[object, ...], tuple[Block, Projector]] | None = None
+    _projector: tuple[Bases, tuple[object, ...], tuple[Block, Bases] | None] | None = None
 
     def __repr__(self) -> str:
         return f"ProtectedLayer({self.name!r})"
@@ -252,19 +234,18 @@ class ProtectedLayer:
         weight = self.weight.tensor
         return self.subspace.to(weight.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
 
-    def get_projector(self) -> tuple[Block, Projector]:
-        """Return the block and the subspace, restricted to the shards of this process."""
+    def get_projector(self) -> tuple[Block, Bases] | None:
+        """Return the block and the subspace within this process's shards; None if a projection needs other shards."""
         weight, bias = self.weight.tensor, None if self.bias is None else self.bias.tensor
-        rows, bias_rows = find_local_rows(weight), None if bias is None else find_local_rows(bias)
-        key = (weight.device, weight.dtype, rows, bias_rows)
+        rows = find_local_rows(weight)
+        key = (weight.device, weight.dtype, rows)
         cached = self._projector
         if cached is not None and cached[0] is self.subspace and cached[1] == key:
             return cached[2]
         bases = self.get_bases()
-        projector: tuple[Block, Projector] = (self.block, bases)
+        projector: tuple[Block, Bases] | None = (self.block, bases)
         if rows is not None:
-            shape = None if bias is None else bias.shape
-            projector = cut_to_shard(self.block, bases, weight.shape, rows, shape, bias_rows)
+            projector = cut_to_shard(self.block, bases, weight.shape, rows, None if bias is None else bias.shape)
         assert self.subspace is not None
         # Bases that are stored in fewer bits are expanded at each use: a cached copy would undo the saving.
         self._projector = None if self.subspace.is_compressed else (self.subspace, key, projector)
@@ -277,8 +258,23 @@ class ProtectedLayer:
             source: Tensors in the shapes of the local weight and bias.
             target: Tensors of the same shapes; to project a gradient, the source itself.
         """
-        block, projector = self.get_projector()
-        _subtract(block, projector, source, target)
+        projector = self.get_projector()
+        if projector is not None:
+            _subtract(*projector, source, target)
+            return
+        weight, bias = self._gather(source)
+        blocked = torch.zeros_like(weight), None if bias is None else torch.zeros_like(bias)
+        _subtract(self.block, self.get_bases(), (weight, bias), blocked)
+        for parameter, part, own in zip(self.parameters, blocked, target, strict=False):
+            rows = find_local_rows(parameter.tensor)
+            if part is not None and own is not None and rows is not None:
+                own += part[rows.start : rows.stop]
+
+    def _gather(self, local: WeightAndBias) -> WeightAndBias:
+        """Return a whole change from its shards; every process must call this."""
+        weight, bias = local
+        whole_bias = None if bias is None or self.bias is None else gather_shards(bias, self.bias.tensor)
+        return gather_shards(weight, self.weight.tensor), whole_bias
 
     def project_(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Project a gradient or another change in place (Eq. 3)."""
@@ -292,8 +288,11 @@ class ProtectedLayer:
 
     def compute_blocked_share(self, weight: Tensor, bias: Tensor | None = None) -> float:
         """Return the share of a change along bases of importance 1."""
-        block, projector = self.get_projector()
-        return projector.compute_blocked_share(*_view_block(block, (weight, bias), projector.importance.dtype))
+        change, projector = (weight, bias), self.get_projector()
+        if projector is None:
+            change, projector = self._gather(change), (self.block, self.get_bases())
+        block, bases = projector
+        return bases.compute_blocked_share(*_view_block(block, change, bases.importance.dtype))
 
 
 def place_subspaces(layers: Iterable[ProtectedLayer]) -> None:
@@ -322,11 +321,11 @@ def iterate_parameters(layers: Iterable[ProtectedLayer]) -> Iterator[ProtectedPa
     yield from dict.fromkeys(parameter for layer in layers for parameter in layer.parameters)
 
 
-def _subtract(block: Block, projector: Projector, source: WeightAndBias, target: WeightAndBias) -> None:
-    dtype = projector.importance.dtype
+def _subtract(block: Block, bases: Bases, source: WeightAndBias, target: WeightAndBias) -> None:
+    dtype = bases.importance.dtype
     source_matrix, source_bias = _view_block(block, source, dtype)
     matrix, bias = (source_matrix, source_bias) if target is source else _view_block(block, target, dtype)
-    projector.subtract_projection_(source_matrix, source_bias, matrix, bias)
+    bases.subtract_projection_(source_matrix, source_bias, matrix, bias)
     if not _shares_memory(matrix, target[0]):
         block.write_matrix(target[0], matrix)
     if target[1] is not None and bias is not None and not _shares_memory(bias, target[1]):

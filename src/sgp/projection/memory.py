@@ -353,7 +353,7 @@ class GradientMemory:
         start = time.perf_counter()
         with full_precision(protected.device):
             subspaces, updates = collect_subspaces(
-                plan, processes, protected, batches, forward=forward, mask=mask, grow=self.grow_bases, store=self.store
+                plan, processes, protected, batches, forward=forward, mask=mask, grow=self._grow_and_compress
             )
         seconds = time.perf_counter() - start
         _warn_of_unreached([name for name in plan.scan.layers if name not in subspaces])
@@ -384,6 +384,9 @@ class GradientMemory:
         """
         return bases.grow(gram, threshold=threshold, alpha=self.alpha, numerics=self.numerics, choose=choose)
 
+    def _grow_and_compress(self, bases: Bases, gram: InputGram, threshold: float) -> Bases:
+        return self.grow_bases(bases, gram, threshold).compress(self.store)
+
     def plan(
         self,
         samples: int | Mapping[str, int],
@@ -410,15 +413,12 @@ class GradientMemory:
         Raises:
             ValueError: A layer has no number of samples.
         """
-        scan = rescan(self._protected, self.rules)
-        limits = {n: limit for n, limit in find_limits(self.model, samples, scan.layers).items() if limit is not None}
-        for name in scan.layers:
+        plan = self._plan_passes(samples, budget, can_repeat=True)
+        limits = {name: limit for name, limit in plan.limits.items() if limit is not None}
+        for name in plan.limits:
             if name not in limits:
                 raise ValueError(f"samples: no pattern matches the layer {name!r}; add one, such as '*'")
-        thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
-        paths = {n: choose_path(self._gram, each, thresholds[n], can_repeat=True) for n, each in scan.layers.items()}
-        passes = group_passes(scan.layers.values(), budget, paths)
-        return plan_update(self.model, passes, limits, paths, batch=batch, forward=forward, mask=mask)
+        return plan_update(self.model, plan, limits, batch=batch, forward=forward, mask=mask)
 
     @torch.no_grad()
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -613,16 +613,17 @@ class GradientMemory:
         protected.check_not_temporary("an update would see weights that are restored at its end")
         protected.norm_statistics.restore()
         check_patterns(self.model, self.exclude, "exclude")
-        scan = rescan(protected, self.rules)
-        thresholds = {name: find_threshold(self.threshold, each, self.tasks) for name, each in scan.layers.items()}
-        limits = find_limits(self.model, samples, scan.layers)
-        can_repeat = not isinstance(batches, Iterator)
-        paths = {
-            n: choose_path(self._gram, each, thresholds[n], can_repeat=can_repeat) for n, each in scan.layers.items()
-        }
-        passes = group_passes(scan.layers.values(), budget, paths)
-        check_passes(passes, batches, budget)
-        return UpdatePlan(scan, thresholds, limits, paths, passes)
+        plan = self._plan_passes(samples, budget, can_repeat=not isinstance(batches, Iterator))
+        check_passes(plan.passes, batches, budget)
+        return plan
+
+    def _plan_passes(self, samples: int | Mapping[str, int] | None, budget: int, *, can_repeat: bool) -> UpdatePlan:
+        scan = rescan(self._protected, self.rules)
+        layers = scan.layers
+        thresholds = {name: find_threshold(self.threshold, layer, self.tasks) for name, layer in layers.items()}
+        limits = find_limits(self.model, samples, layers)
+        paths = {n: choose_path(self._gram, layers[n], thresholds[n], can_repeat=can_repeat) for n in layers}
+        return UpdatePlan(scan, thresholds, limits, paths, group_passes(layers.values(), budget, paths))
 
     @property
     def _gram(self) -> GramChoice:

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from sgp.projection.layer import HALF_PRECISION, ProtectedLayer, ProtectedParameter, iterate_parameters
-from sgp.projection.sharded import find_local_rows, get_local
+from sgp.projection.layer import ProtectedLayer, ProtectedParameter, iterate_parameters
+from sgp.projection.sharded import get_local
 from sgp.projection.stack import stack_layers
 from sgp.projection.tokens import TokenSubspace
 
@@ -91,9 +91,6 @@ class StepMode(ProjectionMode):
         self._stacks, self._layers = stack_layers(layers)
         self._parameters = list(iterate_parameters(layers))
         self._single = list(iterate_parameters(self._layers))
-        self._plain = [p for p in self._single if _is_plain(p)]
-        self._special = [p for p in self._single if not _is_plain(p)]
-        self._plain_tensors: list[Tensor] = [p.tensor for p in self._plain]
         self._not_stepped = [p for p in self._parameters if id(p.tensor) not in stepped and not p.is_stepped]
         self._unchanged: list[ProtectedParameter] = []
         self._is_pending = False
@@ -107,17 +104,11 @@ class StepMode(ProjectionMode):
         # The projection of a weight changes its bias. If no attached optimizer steps the bias, its fingerprint follows,
         # so that an update does not take this for training without projection.
         self._unchanged = [parameter for parameter in self._not_stepped if not parameter.has_changed()]
-        self._keep_weights()
-        self._set_pending(True)
-
-    def _keep_weights(self) -> None:
         for stack in self._stacks:
             torch._foreach_copy_(stack.views, stack.tensors)
-        if self._plain:
-            buffers = [p.get_buffer(tensor) for p, tensor in zip(self._plain, self._plain_tensors, strict=True)]
-            torch._foreach_copy_(buffers, self._plain_tensors)
-        for parameter in self._special:
+        for parameter in self._single:
             parameter.keep()
+        self._set_pending(True)
 
     def discard(self) -> None:
         self._set_pending(False)
@@ -154,8 +145,9 @@ class StepMode(ProjectionMode):
             layer.subtract_projection_(change, (layer.weight.target, None if bias is None else bias.target))
             if layer.is_two_sided:  # the layer of the other side projects what is left
                 layer.project_(*change)
-        for parameter in self._special:
-            parameter.write_master()
+        for parameter in self._single:
+            if parameter.master is not None:
+                parameter.local.copy_(parameter.master)
 
     @contextmanager
     def projected(self) -> Iterator[None]:
@@ -242,15 +234,9 @@ def _ensure_gradient(parameter: nn.Parameter) -> Tensor:
 
 def _restore_blocked_tokens(layer: ProtectedLayer) -> None:
     """Restore the vectors of fully blocked tokens to the bit: subtracting their change would leave its rounding."""
-    _, subspace = layer.get_projector()
-    kept = layer.weight.kept
-    assert isinstance(subspace, TokenSubspace)
+    projector, kept = layer.get_projector(), layer.weight.kept
+    assert projector is not None
+    assert isinstance(projector[1], TokenSubspace)
     assert kept is not None
-    rows = subspace.fixed
+    rows = projector[1].fixed
     layer.weight.local.index_copy_(0, rows, kept.index_select(0, rows))
-
-
-def _is_plain(parameter: ProtectedParameter) -> bool:
-    """Return whether a parameter is whole on this process and needs no float32 master."""
-    tensor = parameter.tensor
-    return tensor.dtype not in HALF_PRECISION and find_local_rows(tensor) is None

@@ -30,7 +30,7 @@ class FrozenNormStatistics:
     def __init__(self) -> None:
         self.users: WeakSet[object] = WeakSet()
         self._names: dict[nn.Module, str] = {}
-        self._values: dict[str, dict[str, Tensor]] = {}
+        self._values: dict[str, Tensor] = {}  # by qualified buffer name
 
     def freeze(self, modules: Mapping[str, nn.Module]) -> None:
         """Freeze these modules, and no others, at the values that they have when they are first passed.
@@ -40,9 +40,9 @@ class FrozenNormStatistics:
         """
         self._names = {module: name for name, module in modules.items()}
         for module, name in self._names.items():
-            if name not in self._values:
-                buffers = module.named_buffers(recurse=False)
-                self._values[name] = {key: buffer.detach().clone() for key, buffer in buffers}
+            for key, buffer in module.named_buffers(prefix=name, recurse=False):
+                if key not in self._values:
+                    self._values[key] = buffer.detach().clone()
         if self._names:
             _active.add(self)
             if not _hooks:
@@ -62,7 +62,7 @@ class FrozenNormStatistics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all values by qualified buffer name."""
-        return {f"{name}.{key}": value for name, values in self._values.items() for key, value in values.items()}
+        return dict(self._values)
 
     def load_state_dict(self, state: Mapping[str, Tensor], model: nn.Module) -> None:
         """Take the values of a :meth:`state_dict`; :meth:`freeze` must follow.
@@ -75,7 +75,6 @@ class FrozenNormStatistics:
             ValueError: The values do not fit the model. Nothing has changed then.
         """
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        values: dict[str, dict[str, Tensor]] = {}
         for qualified, value in state.items():
             if qualified not in buffers:
                 raise ValueError(f"the running statistic {qualified!r} of the saved memory is not in the model")
@@ -84,15 +83,16 @@ class FrozenNormStatistics:
                     f"running statistic {qualified!r}: the saved memory has shape {tuple(value.shape)}, the "
                     f"model {tuple(buffers[qualified].shape)}"
                 )
-            name, _, key = qualified.rpartition(".")
-            values.setdefault(name, {})[key] = value
-        self._values, self._names = values, {}
+        self._values, self._names = dict(state), {}
 
     def _restore(self, module: nn.Module, name: str) -> None:
-        for key, value in self._values[name].items():
-            buffer = getattr(module, key)
+        for leaf, buffer in module._buffers.items():
+            key = f"{name}.{leaf}"
+            if buffer is None or key not in self._values:
+                continue
+            value = self._values[key]
             if value.device != buffer.device:  # the model has moved, or the values were loaded
-                value = self._values[name][key] = value.to(buffer.device)
+                value = self._values[key] = value.to(buffer.device)
             # The graph of the forward pass that just ran contains the buffer but does not use its value.
             buffer.data.copy_(value)
 

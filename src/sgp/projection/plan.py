@@ -17,7 +17,8 @@ from sgp.projection.collect import collect_inputs
 from sgp.projection.gram import STRIP, GramPath, Kind
 from sgp.projection.layer import ProtectedLayer
 from sgp.projection.sketch import STRIP as WIDE_STRIP
-from sgp.projection.sketch import bound_wide_bytes, count_buffer_rows
+from sgp.projection.sketch import count_buffer_rows
+from sgp.projection.update import UpdatePlan, bound_bytes
 
 # FLOPs of a symmetric eigendecomposition with vectors divided by d^3, and of a thin SVD divided by n^2 d.
 EIGH = 9
@@ -105,9 +106,8 @@ class Plan:
 
 def plan_update(
     model: nn.Module,
-    passes: Sequence[Sequence[ProtectedLayer]],
+    plan: UpdatePlan,
     samples: Mapping[str, int],
-    paths: Mapping[str, GramPath],
     *,
     batch: Any = None,
     forward: Callable[[Any], Any] | None = None,
@@ -117,9 +117,8 @@ def plan_update(
 
     Args:
         model: Protected model.
-        passes: Protected layers by pass over the data.
+        plan: Passes of the update.
         samples: Number of samples of each layer.
-        paths: How the inputs of each layer are collected.
         batch: Batch that shows how many rows a sample has in each layer, and which layers share their input. Without
             it one row per sample is counted, and forward passes are not. For a model on the meta device it is a batch
             of meta tensors, of which all positions count.
@@ -129,16 +128,16 @@ def plan_update(
     Returns:
         The estimate.
     """
+    passes, paths = plan.passes, plan.paths
     layers = [layer for members in passes for layer in members]
     rows = {layer.name: float(samples[layer.name]) for layer in layers}
     first = {layer.name: layer.name for layer in layers}  # layer -> the first one that shares its Gram matrix
     seconds = 0.0
     if batch is not None:
         size = count_samples(batch, get_mask(batch, mask)) or 1
-        everything = dict.fromkeys(rows, None)
         for members in passes:  # as in an update, layers of two passes do not share
             start = time.perf_counter()
-            grams = collect_inputs(model, [batch], members, forward=forward, samples=everything, paths=paths, mask=mask)
+            grams = collect_inputs(model, [batch], members, forward=forward, paths=paths, mask=mask)
             seconds += (time.perf_counter() - start) / size * max(samples[layer.name] for layer in members)
             seen: dict[int, str] = {}
             for layer in members:
@@ -163,17 +162,17 @@ def _plan_layer(layers: Sequence[ProtectedLayer], path: GramPath, rows: float) -
     """Return the estimated cost of one Gram matrix and its decomposition."""
     groups, dimension = layers[0].groups, layers[0].dimension
     is_wide = path.kind != "float64"
+    size: float = bound_bytes(layers[0], path)
+    strip = min(dimension, WIDE_STRIP if is_wide else STRIP)  # half of a symmetric matrix is computed
+    flops, decomposition = groups * rows * dimension * (dimension + strip), 0.0
     if layers[0].layer_type.is_lookup:
-        size, flops, decomposition = 8.0 * dimension, 0.0, 0.0
+        flops = 0.0
     elif rows < (count_buffer_rows(dimension) if is_wide else dimension):
         size, flops = 4 * groups * rows * dimension, 0.0
         decomposition = SVD * groups * min(rows, dimension) * rows * dimension
     elif is_wide:
-        size, flops = bound_wide_bytes(dimension), rows * dimension * (dimension + min(dimension, WIDE_STRIP))
-        flops, decomposition = flops + ITERATION * dimension**3, 0.0
+        flops += ITERATION * dimension**3
     else:
-        size = 8 * groups * dimension**2
-        flops = groups * rows * dimension * (dimension + min(dimension, STRIP))  # half of a symmetric matrix
         decomposition = EIGH * groups * dimension**3
     forward = 2 * rows * sum(0 if la.layer_type.is_lookup else la.weight.tensor.numel() for la in layers)
     names = [layer.name for layer in layers]

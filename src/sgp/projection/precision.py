@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -25,14 +25,12 @@ def full_precision(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def _raise_precision(device: torch.device) -> Iterator[None]:
-    is_autocast = _is_autocast(device)
-    restore = _force_full_matmul() if _is_matmul_reduced() else None
-    try:
-        with torch.autocast(device.type, enabled=False) if is_autocast else nullcontext():
-            yield
-    finally:
-        if restore is not None:
-            restore()
+    with ExitStack() as stack:
+        if _is_autocast(device):
+            stack.enter_context(torch.autocast(device.type, enabled=False))
+        if _is_matmul_reduced():
+            stack.callback(_force_full_matmul())
+        yield
 
 
 @cache

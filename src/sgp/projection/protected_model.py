@@ -68,7 +68,7 @@ class ProtectedModel:
         for parameter in scan.parameters.values():
             old = known.get(id(parameter.tensor))
             if old is not None:
-                parameter.take_buffers(old)
+                parameter.kept, parameter.master = old.kept, old.master
         place_subspaces(scan.layers.values())
         self.tasks, self.scan = tasks, scan
         self.version += 1

@@ -205,15 +205,6 @@ class WideGram(InputGram):
         assert self._store is not None
         return _decompose_triangular(self._store, basis[0].float(), rank, total, threshold)
 
-    def clone(self) -> WideGram:
-        copy = WideGram(
-            self.inputs, self.threshold, constant=self.constant, basis=self._basis, can_sketch=self._can_sketch
-        )
-        copy.count, copy._total, copy._waiting = self.count, self._total, self._waiting
-        copy._rows = list(self._rows)
-        copy._store = None if self._store is None else self._store.clone()
-        return copy
-
     def fold(self) -> None:
         """Multiply all rows that were kept so far; without a sketch, into a float32 Gram matrix."""
         if self._store is None:
@@ -309,12 +300,6 @@ class TriangularGram:
             dense[first:last, first:] = strip
             dense[last:, first:last] = strip[:, last - first :].mT
         return dense
-
-    def clone(self) -> TriangularGram:
-        """Return an independent copy."""
-        copy = TriangularGram(0, self.device)
-        copy.dimension, copy.strips = self.dimension, [strip.clone() for strip in self.strips]
-        return copy
 
     def _iterate(self) -> Iterator[tuple[int, int, Tensor]]:
         """Yield the first row of each strip, the row after its last one, and the strip."""
@@ -419,13 +404,6 @@ class Sketch:
     def reduce_(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Replace product and surrogate energies by their sums over several processes with the same directions."""
         self.product, self.surrogate = reduce(self.product), reduce(self.surrogate)
-
-    def clone(self) -> Sketch:
-        """Return an independent copy."""
-        copy = Sketch(self.basis, self.product)
-        copy.omega, copy.product, copy.surrogate = self.omega, self.product.clone(), self.surrogate.clone()
-        copy.count, copy._next_check, copy._shift = self.count, self._next_check, self._shift
-        return copy
 
     def _factor(self, omega: Tensor) -> tuple[Tensor, float]:
         """Return B [d, l] in float64 and a shift, so that B B^T is at most the Gram matrix plus the shift.
@@ -544,27 +522,19 @@ def _decompose_triangular(
         return product - basis @ (basis.mT @ product)
 
     found = find_leading(multiply, gram.dimension, rest, allowed, THOROUGH, gram.device)
-    if found is not None:
-        values, columns = found
-        remainder = surrogate.new_tensor([max(rest - float(values.sum()), 0.0)])
-        return Spectrum(
-            energy,
-            surrogate.unsqueeze(0),
-            values.clamp(min=0).unsqueeze(0),
-            lambda width: orthonormalize(columns[:, :width], basis).unsqueeze(0),
-            remainder,
-            is_orthogonal=True,
-        )
-    whole = decompose_gram(gram.to_dense().unsqueeze(0), basis.unsqueeze(0), rank)
-    energies = whole.energies.double()
-    return Spectrum(
-        energy,
-        surrogate.unsqueeze(0),
-        energies,
-        lambda width: orthonormalize(whole.find_directions(width)[0], basis).unsqueeze(0),
-        (rest - energies.sum(1)).clamp(min=0),
-        is_orthogonal=True,
-    )
+    if found is None:
+        whole = decompose_gram(gram.to_dense().unsqueeze(0), basis.unsqueeze(0), rank)
+        energies = whole.energies[0].double()
+    else:
+        energies, columns = found
+
+    def find_directions(width: int) -> Tensor:
+        directions = whole.find_directions(width)[0] if found is None else columns[:, :width]
+        return orthonormalize(directions, basis).unsqueeze(0)
+
+    remainder = surrogate.new_tensor([max(rest - float(energies.sum()), 0.0)])
+    energies = energies.clamp(min=0).unsqueeze(0)
+    return Spectrum(energy, surrogate.unsqueeze(0), energies, find_directions, remainder, is_orthogonal=True)
 
 
 def _make_empty_spectrum(total: Tensor, surrogate: Tensor, rest: Tensor, dimension: int) -> Spectrum:

@@ -113,42 +113,7 @@ def accumulate_importance(old: Tensor, new: Tensor) -> Tensor:
     return (old + new).clamp(max=1.0)
 
 
-class Projector(ABC):
-    """Bases and importances as an optimizer step uses them.
-
-    Attributes:
-        importance: Importances lambda in [0, 1]; zero beyond the rank. [groups, k]
-    """
-
-    importance: Tensor
-
-    @abstractmethod
-    def subtract_projection_(
-        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
-    ) -> None:
-        """Subtract the blocked part of the source from the target in place: source M Lambda M^T, Eq. 3.
-
-        With the source as its own target this projects a gradient. With a weight change as source and the weight as
-        target it projects the step that an optimizer applied.
-
-        Args:
-            source: Matrices whose last dimension is the input's. [groups, out, inputs]
-            source_bias: Column of the constant input, if there is one. [groups, out]
-            target: Matrices like the source.
-            target_bias: Column like the source's.
-        """
-
-    @abstractmethod
-    def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
-        """Return the share of the norm of matrices that lies along bases of importance 1.
-
-        Args:
-            matrix: Matrices whose last dimension is the input's. [groups, out, inputs]
-            bias: Column of the constant input, if there is one. [groups, out]
-        """
-
-
-class Bases(Projector):
+class Bases(ABC):
     """Bases and importances of a layer's inputs, in any form.
 
     Attributes:
@@ -156,6 +121,7 @@ class Bases(Projector):
         rank: Number of bases of each group. [groups] int64
     """
 
+    importance: Tensor
     rank: Tensor
 
     @property
@@ -248,6 +214,22 @@ class Bases(Projector):
         """
 
     @abstractmethod
+    def subtract_projection_(
+        self, source: Tensor, source_bias: Tensor | None, target: Tensor, target_bias: Tensor | None
+    ) -> None:
+        """Subtract the blocked part of the source from the target in place: source M Lambda M^T, Eq. 3.
+
+        With the source as its own target this projects a gradient. With a weight change as source and the weight as
+        target it projects the step that an optimizer applied.
+
+        Args:
+            source: Matrices whose last dimension is the input's. [groups, out, inputs]
+            source_bias: Column of the constant input, if there is one. [groups, out]
+            target: Matrices like the source.
+            target_bias: Column like the source's.
+        """
+
+    @abstractmethod
     def compute_captured_energy(self, gram: InputGram) -> Tensor:
         """Return the energy of inputs that lies in the bases, of each group, [groups]."""
 
@@ -261,6 +243,12 @@ class Bases(Projector):
         """
 
     def compute_blocked_share(self, matrix: Tensor, bias: Tensor | None = None) -> float:
+        """Return the share of the norm of matrices that lies along bases of importance 1.
+
+        Args:
+            matrix: As in :meth:`compute_blocked_coefficients`.
+            bias: As in :meth:`compute_blocked_coefficients`.
+        """
         blocked = self.compute_blocked_coefficients(matrix, bias)
         return float(blocked.norm()) / max(float(matrix.norm()), torch.finfo(matrix.dtype).tiny)
 
@@ -336,11 +324,6 @@ class Subspace(Bases):
 
     def with_importance(self, importance: Tensor) -> Subspace:
         return replace(self, importance=importance)
-
-    def select_groups(self, groups: slice) -> Subspace:
-        """Return the subspace of some of the groups."""
-        scale = None if self.scale is None else self.scale[groups]
-        return Subspace(self.basis[groups], self.importance[groups], self.rank[groups], scale, self.lean)
 
     def get_orthonormal_basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Return the bases in a type, orthonormal also where they are stored in fewer bits, [groups, d, k]."""
@@ -474,27 +457,21 @@ def compute_coefficients(basis: Tensor, matrix: Tensor, bias: Tensor | None) -> 
     return coefficients
 
 
-def _orthonormalize(basis: Tensor) -> Tensor:
-    """Return orthonormal bases for bases that rounding has moved a little; zero columns stay."""
-    if basis.shape[2] == 0:
-        return basis
-    q, r = torch.linalg.qr(basis)
-    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)
-    kept: Tensor = q * (signs * basis.any(dim=1)).unsqueeze(1)
-    return kept
+def _orthonormalize(columns: Tensor) -> Tensor:
+    """Return orthonormal columns, of which each spans with its predecessors what it did before; zero columns stay."""
+    q, r = torch.linalg.qr(columns)
+    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0)  # QR leaves them open; keep those of the columns
+    orthonormal: Tensor = q * (signs * columns.any(dim=1)).unsqueeze(1)
+    return orthonormal
 
 
 def _orthogonalize(M: Tensor, directions: Tensor) -> Tensor:
-    """Return orthonormal directions that are orthogonal to M; each spans with its predecessors what it did before."""
-    if M.shape[2] == 0 or directions.shape[2] == 0:
+    """Return orthonormal directions that are orthogonal to M."""
+    if M.shape[2] == 0:
         return directions
     for _ in range(2):  # twice is enough: the second pass removes the rounding of the first
         directions = directions - M @ (M.mT @ directions)
-    q, r = torch.linalg.qr(directions)
-    diagonal: Tensor = r.diagonal(dim1=1, dim2=2)
-    signs = torch.where(diagonal < 0, -1.0, 1.0)  # QR leaves them open; keep those of the decomposition
-    kept: Tensor = q * signs.unsqueeze(1)
-    return kept
+    return _orthonormalize(directions)
 
 
 def _pack(basis: Tensor, lambdas: Tensor, kept: Tensor, dimension: int) -> Subspace:

@@ -64,9 +64,6 @@ class TokenCounts(InputGram):
     def compute_energy_through(self, matrix: Tensor) -> Tensor:
         return (matrix.to(self.device).double().square().sum(1) * self.counts).sum(-1)
 
-    def clone(self) -> TokenCounts:
-        return TokenCounts.from_counts(self.counts, self.count)
-
 
 @dataclass(frozen=True)
 class TokenSubspace(Bases):

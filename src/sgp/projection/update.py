@@ -22,7 +22,7 @@ from sgp.projection.layer import ProtectedLayer
 from sgp.projection.protected_model import ProtectedModel
 from sgp.projection.scan import Scan, ScanRules, scan_model
 from sgp.projection.sketch import WideGram, bound_wide_bytes
-from sgp.projection.subspace import Bases, Store, Subspace, UncertifiedError
+from sgp.projection.subspace import Bases, Subspace, UncertifiedError
 from sgp.projection.tokens import TokenCounts, TokenSubspace
 from sgp.projection.update_report import LayerUpdate, UpdateProgress, describe_update
 
@@ -140,13 +140,9 @@ def resize_subspaces(layers: Iterable[ProtectedLayer]) -> bool:
 def _find_renamed(protected: ProtectedModel, scan: Scan) -> dict[str, str]:
     """Return old name -> new name of the layers whose weight is now found elsewhere in the model."""
     places = {(id(layer.weight.tensor), layer.block): name for name, layer in scan.layers.items()}
-    renamed = {}
-    for layer in protected.layers_with_bases:
-        if layer.name not in scan.layers and layer.weight.is_present:
-            place = places.get((id(layer.weight.tensor), layer.block))
-            if place is not None:
-                renamed[layer.name] = place
-    return renamed
+    lost = [layer for layer in protected.layers_with_bases if layer.name not in scan.layers and layer.weight.is_present]
+    found = {layer.name: places.get((id(layer.weight.tensor), layer.block)) for layer in lost}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def find_threshold(threshold: Threshold | Mapping[str, Threshold], layer: ProtectedLayer, task: int) -> float:
@@ -289,7 +285,6 @@ def collect_subspaces(
     forward: Callable[[Any], Any] | None,
     mask: Callable[[Any], Tensor | None] | None,
     grow: Grow,
-    store: Store,
 ) -> tuple[dict[str, Bases], list[LayerUpdate]]:
     """Run the passes of an update.
 
@@ -321,10 +316,10 @@ def collect_subspaces(
         for number, (members, paths) in enumerate(passes):  # grows while it runs
             if processes.size > 1:
                 paths = _choose_test_directions(processes, members, paths, collect)
-            run = partial(collect, layers=members, paths=paths, on_batch=progress.advance)
+            run = partial(collect, layers=members, paths=paths, after_batch=progress.advance)
             grams, found = processes.merge_grams(processes.run_together(run))
             reached |= found
-            grown, rows, failed = processes.run_together(partial(_grow_subspaces, plan, grams, grow, store))
+            grown, rows, failed = processes.run_together(partial(_grow_subspaces, plan, grams, grow))
             subspaces |= processes.broadcast_bases(grown)
             is_repeated = number >= len(plan.passes)
             updates += [replace(row, passes=1 + is_repeated) for row in processes.gather_lists(rows)]
@@ -358,7 +353,7 @@ def _choose_test_directions(
     def is_enough(grams: Mapping[str, InputGram]) -> bool:
         return all(name in grams and grams[name].is_folded for name in (layer.name for layer in sketched))
 
-    grams = processes.run_together(partial(collect, layers=sketched, paths=paths, is_enough=is_enough))
+    grams = processes.run_together(partial(collect, layers=sketched, paths=paths, after_batch=is_enough))
     chosen: dict[int, Tensor | None] = {}
     for gram in grams.values():
         if id(gram) not in chosen:
@@ -373,7 +368,7 @@ def _choose_test_directions(
 
 
 def _grow_subspaces(
-    plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow, store: Store
+    plan: UpdatePlan, grams: Mapping[str, InputGram], grow: Grow
 ) -> tuple[dict[str, Bases], list[LayerUpdate], list[str]]:
     """Return the bases after a task; layers that share Gram matrix, bases and threshold go on sharing bases.
 
@@ -383,34 +378,29 @@ def _grow_subspaces(
     Raises:
         ValueError: A layer's inputs are not those of its bases.
     """
-    results: dict[tuple[int, int, float], Bases] = {}
-    updates: dict[tuple[int, int, float], LayerUpdate] = {}
-    grown = {}
-    failed: list[str] = []
-    uncertified: set[int] = set()
+    sharing: dict[tuple[int, int, float], list[str]] = {}
     for name, gram in grams.items():
-        layer, threshold = plan.scan.layers[name], plan.thresholds[name]
-        key = (id(gram), id(layer.subspace), threshold)
-        if id(gram) in uncertified:
-            failed.append(name)
+        key = id(gram), id(plan.scan.layers[name].subspace), plan.thresholds[name]
+        sharing.setdefault(key, []).append(name)
+    grown: dict[str, Bases] = {}
+    updates: list[LayerUpdate] = []
+    failed: list[str] = []
+    for names in sharing.values():
+        name, gram = names[0], grams[names[0]]
+        bases = plan.scan.layers[name].subspace or _make_empty(gram)
+        if (bases.groups, bases.dimension) != (gram.groups, gram.dimension):
+            raise ValueError(
+                f"layer {name!r} has changed: its inputs have {gram.groups} x {gram.dimension} dimensions, its "
+                f"bases {bases.groups} x {bases.dimension}"
+            )
+        try:
+            result = grow(bases, gram, plan.thresholds[name])
+        except UncertifiedError:
+            failed += names
             continue
-        if key not in results:
-            bases = layer.subspace or _make_empty(gram)
-            if (bases.groups, bases.dimension) != (gram.groups, gram.dimension):
-                raise ValueError(
-                    f"layer {name!r} has changed: its inputs have {gram.groups} x {gram.dimension} dimensions, its "
-                    f"bases {bases.groups} x {bases.dimension}"
-                )
-            try:
-                results[key] = grow(bases, gram, threshold).compress(store)
-            except UncertifiedError:
-                uncertified.add(id(gram))
-                failed.append(name)
-                continue
-            updates[key] = describe_update(bases, results[key], gram)
-        updates[key].layers.append(name)
-        grown[name] = results[key]
-    return grown, list(updates.values()), failed
+        updates.append(describe_update(names, bases, result, gram))
+        grown |= dict.fromkeys(names, result)
+    return grown, updates, failed
 
 
 def _make_empty(gram: InputGram) -> Bases:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any, Self
 
 from sgp.projection.capacity import format_bytes, group_names
@@ -82,8 +83,8 @@ class UpdateReport:
     __repr__ = __str__
 
 
-def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate:
-    """Return the result of an update for one Gram matrix, before the layers that share it are named."""
+def describe_update(layers: list[str], before: Bases, after: Bases, gram: InputGram) -> LayerUpdate:
+    """Return the result of an update for one Gram matrix, which some layers share."""
     bases = int(after.rank.sum())
     return LayerUpdate(
         bases=bases,
@@ -95,15 +96,8 @@ def describe_update(before: Bases, after: Bases, gram: InputGram) -> LayerUpdate
         path=gram.kind,
         rows=gram.count,
         bytes=gram.nbytes,
+        layers=layers,
     )
-
-
-def _count_batches(batches: Iterable[Any]) -> int | None:
-    """Return the number of batches, or None if it is not known: a DataLoader of a stream has no length."""
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 class UpdateProgress:
@@ -117,7 +111,7 @@ class UpdateProgress:
 
     def __init__(self, passes: int, batches: Iterable[Any], *, is_shown: bool) -> None:
         self._passes = passes
-        self._length = _count_batches(batches)
+        self._length = length_hint(batches)  # 0 if it is not known
         self._is_shown = is_shown and sys.stderr.isatty()
         self._start = time.monotonic()
         self._done = 0
@@ -134,18 +128,19 @@ class UpdateProgress:
         """Plan one more pass."""
         self._passes += 1
 
-    def advance(self) -> None:
-        """Count one batch."""
+    def advance(self, grams: object = None) -> bool:
+        """Count one batch, and return that the pass goes on."""
         self._done += 1
         if self._is_shown and time.monotonic() - self._start >= PROGRESS_DELAY:
             self._write(self.describe())
+        return False
 
     def describe(self) -> str:
         """Return the line that is shown."""
-        if self._length is None:
+        if not self._length:
             return f"memory.update: {self._done} batches"
         # With samples= a pass may end before the batches do.
-        share = min(1.0, self._done / max(1, self._passes * self._length))
+        share = min(1.0, self._done / (self._passes * self._length))
         return f"memory.update: {'#' * round(BAR * share):.<{BAR}} {share:.0%}"
 
     def _write(self, line: str) -> None:
