@@ -11,7 +11,7 @@ TEST_DEVICE := SGP_TEST_DEVICE=emulated OMP_NUM_THREADS=1 $(BIN)/python -m pytes
 .DEFAULT_GOAL := help
 # pip and the tools that it installs must not run at once in one .venv.
 .NOTPARALLEL:
-.PHONY: help demo test test-slow check lint bench docs clean
+.PHONY: help demo test test-slow test-lowest check lint bench soak docs clean
 
 help:
 	@echo "make demo       learn ten tasks in a row with finetuning, GPM and SGP (about a minute)"
@@ -19,6 +19,7 @@ help:
 	@echo "make test       lint, types and all tests but the exhaustive ones"
 	@echo "make test-slow  the exhaustive tests: kills of many runs, the gallery of examples"
 	@echo "make bench      speed and memory, side by side"
+	@echo "make soak       reliability: many tasks, kills, damaged files, a lost worker, a full disk"
 	@echo "make docs       the documentation as a site: build/docs/index.html"
 	@echo "make clean      remove .venv, caches and builds"
 
@@ -43,6 +44,10 @@ lint: .venv/.core
 
 bench: .venv/.all
 	$(BIN)/python -m bench --out results/bench.json
+
+# As root on Linux, a small disk is mounted to be filled.
+soak: .venv/.all
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m bench.soak --out results/soak.json
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
