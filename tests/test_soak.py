@@ -1,5 +1,6 @@
 """The reliability campaign in short, and its figures in the docs."""
 
+import json
 import random
 from pathlib import Path
 
@@ -9,13 +10,13 @@ pytest.importorskip("stable_baselines3", reason="of the extra 'rl'")
 pytest.importorskip("yaml", reason="of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="of the extra 'benchmarks'")
 
+from bench.soak import page
 from bench.soak.__main__ import PARTS, run_part
 from bench.soak.calls import call
 from bench.soak.mutate import mutate_bytes, mutate_value
 from bench.soak.tasks import Usage, find_growth
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.exhaustive
@@ -51,3 +52,13 @@ def test_damage_depends_on_the_seed_alone_and_changes_something() -> None:
     assert sum(repr(each) != repr(values) for each in one) > 40
     data = bytes(range(200))
     assert sum(mutate_bytes(data, random.Random(seed)) != data for seed in range(50)) > 40
+
+
+def test_the_figures_in_the_docs_are_those_of_the_committed_campaign() -> None:
+    report = json.loads(page.FIGURES.read_text(encoding="utf-8"))
+    assert not report["quick"]
+    assert report["parts"].keys() == PARTS.keys()
+    assert [part["faults"] for part in report["parts"].values()] == [[]] * len(PARTS)
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == page.make_page(text, report), "run python -m bench.soak.page"
+    assert "100 tasks in a row" in text
