@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
         return []
     from torch.utils.tensorboard import SummaryWriter
 
+    _silence_writer_threads()
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def add(name: str, value: float | None, step: int) -> None:
@@ -46,3 +48,17 @@ def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
         writer.flush()
 
     return [write_event]
+
+
+def _silence_writer_threads() -> None:
+    """Stop the threads of TensorBoard from printing their errors, which the writer raises again at the next event."""
+    report = threading.excepthook
+    if getattr(report, "is_silent", False):
+        return
+
+    def report_others(arguments: threading.ExceptHookArgs) -> None:
+        if type(arguments.thread).__name__ != "_AsyncWriterThread":
+            report(arguments)
+
+    report_others.is_silent = True  # type: ignore[attr-defined]
+    threading.excepthook = report_others
