@@ -6,6 +6,7 @@ Each part writes its figures to a JSON file and prints what went wrong; the exit
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import sys
 import tempfile
@@ -36,11 +37,12 @@ PARTS: dict[str, Part] = {
 
 
 def run_part(name: str, *, quick: bool, seed: int) -> dict[str, Any]:
-    """Run a part of the campaign in an empty folder and return its figures and its wall time."""
+    """Run a part of the campaign in an empty folder and return its figures, its wall time and the date."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sgp-soak-") as folder:
         figures = PARTS[name](Path(folder), quick=quick, seed=seed)
-    return {"seed": seed, **figures, "seconds": round(time.monotonic() - begun)}
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"seed": seed, **figures, "seconds": round(time.monotonic() - begun), "date": date}
 
 
 def main() -> int:
