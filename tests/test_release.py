@@ -1,4 +1,4 @@
-"""What a release needs beside the package: lowest versions, the public CI, one version number everywhere."""
+"""Lowest versions, the public CI, and one version number everywhere."""
 
 import importlib.util
 import re

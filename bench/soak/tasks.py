@@ -27,7 +27,7 @@ MARGIN, OBJECTS_PER_TASK = 4.0, 5
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process uses at one time.
+    """Memory, file handles and objects of a process at one time.
 
     Attributes:
         resident: Resident memory in MiB.
