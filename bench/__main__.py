@@ -6,47 +6,20 @@ update wait for each other's threads at every step, and can take a hundred times
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from bench import epoch, methods, peak, rl, small, steps, texts, update, wide
+from bench.machine import describe_machine
 from bench.row import Row, as_ratio
 
 MEASUREMENTS = ("alexnet", "epoch", "methods", "ppo", "resnet18", "rl", "small", "texts", "update", "wide", "peak")
-
-
-def cpu() -> str:
-    """Return the processor's model name."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def machine() -> dict[str, object]:
-    """Where and when the numbers were taken."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "load": round(os.getloadavg()[0], 2),
-    }
 
 
 def table(rows: list[Row], where: dict[str, object]) -> Table:
@@ -104,7 +77,7 @@ def main() -> None:
     quick = arguments.quick
 
     # Taken before the measurements, which are a load of their own.
-    where = machine()
+    where = describe_machine()
     measurements: dict[str, tuple[str, Callable[[], list[Row]]]] = {
         "alexnet": ("AlexNet step", lambda: [steps.alexnet_row(rounds=5 if quick else 25)]),
         "epoch": ("epoch", lambda: [epoch.row(rounds=1 if quick else 5)]),

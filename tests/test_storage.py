@@ -1,6 +1,7 @@
 """Files of a memory: resuming from them, and damaged ones."""
 
 import copy
+import errno
 import json
 import os
 import pickle
@@ -304,6 +305,58 @@ def test_a_saved_file_has_the_default_permissions_of_new_files(tmp_path: Path) -
     make_learned_memory().save(tmp_path / "memory")
     (tmp_path / "plain").touch()
     assert (tmp_path / "memory").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "settings": lambda state: state["settings"].update(numerics=None),
+    "tasks": lambda state: state.update(tasks=-1),
+    "subspaces": lambda state: state["subspaces"][0].pop("importance"),
+    "statistics": lambda state: state["statistics"].update(x=1),
+    "fingerprints": lambda state: state["fingerprints"].update(x="no_type 3"),
+    "trained": lambda state: state.update(trained=[None]),
+    "proved": lambda state: state.update(proved="yes"),
+}
+
+
+@pytest.mark.parametrize("entry", FORGERIES)
+def test_an_entry_of_another_form_is_named_although_the_digest_fits(entry: str, tmp_path: Path) -> None:
+    memory = make_learned_memory()
+    path = tmp_path / "memory"
+    state = copy.deepcopy(memory.state_dict())
+    FORGERIES[entry](state)
+    storage.write(path, state)
+    before = copy.deepcopy(memory.state_dict())
+    for load in (memory.load, lambda path: GradientMemory.from_file(memory.model, path)):
+        with pytest.raises(ValueError, match=f"not the state of a memory of this version: its {entry} are damaged"):
+            load(path)
+    assert_same(memory.state_dict(), before)
+
+
+def test_a_tree_that_names_a_tensor_the_file_lacks_is_damaged(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"format": 1, "state": {storage.TENSOR: "0"}}
+    header = {"sgp": json.dumps({"tree": tree, "digest": storage._digest(tree, {})})}
+    (tmp_path / "file").write_bytes(save({}, metadata=header))
+    with pytest.raises(ValueError, match="truncated, damaged or not a saved memory"):
+        storage.read(tmp_path / "file")
+
+
+def test_a_file_with_another_content_than_expected_is_damaged(tmp_path: Path) -> None:
+    state = {"format": 1, "values": torch.ones(2)}
+    storage.write(tmp_path / "file", state)
+    assert storage.read(tmp_path / "file", digest=storage.digest(state)[:32])["format"] == 1
+    with pytest.raises(ValueError, match="does not match its digest"):
+        storage.read(tmp_path / "file", digest="0" * 32)
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of a write, which knows no path
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        make_learned_memory().save(tmp_path / "memory")
+    assert error.value.filename == str(tmp_path / "memory")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_in_the_file_is_executable(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The built wheel works outside the repository: an editable install hides what the wheel forgot."""
+"""The sdist and the wheel that is built from it work outside the repository, as an editable install may not show."""
 
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -27,12 +28,23 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel with the packages that are installed here."""
-    target = tmp_path_factory.mktemp("wheel")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target)
-    (built,) = target.glob("*.whl")
-    return built
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the sdist, and the wheel from it, with the packages that are installed here; return their folder."""
+    target = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", target, REPOSITORY, cwd=target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path) -> Path:
+    (found,) = built.glob("*.tar.gz")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +78,50 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert "sgp/paper/rows/split-cifar100.sgp.yaml" in wanted
     assert wanted <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_repository(wheel: Path, tmp_path: Path) -> None:
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, REPOSITORY, cwd=tmp_path)
+    (other,) = tmp_path.glob("*.whl")
+    assert other.name == wheel.name
+    assert read_wheel(other) == read_wheel(wheel)
+
+
+def read_wheel(path: Path) -> dict[str, bytes]:
+    """Return the files of a wheel by name."""
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def test_the_sdist_has_what_it_takes_to_build_and_test_and_no_results(sdist: Path) -> None:
+    with tarfile.open(sdist) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True)
+    if listed.returncode == 0:
+        tracked = set(listed.stdout.decode().splitlines())
+        assert names - tracked == {"PKG-INFO"}
+        missing = {name for name in tracked - names if not name.startswith((".ci/", ".github/", "results/"))}
+        assert missing == set()
+    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/test_wheel.py", ".gitignore"} <= names
+    assert not any(name.startswith("results/") or "__pycache__" in name for name in names)
+    assert sdist.stat().st_size < 2**21
+
+
+def test_the_metadata_are_valid_and_the_same_in_both(wheel: Path, sdist: Path) -> None:
+    packaging = pytest.importorskip("packaging.metadata")
+    with tarfile.open(sdist) as file:
+        member = file.extractfile(f"sgp_torch-{sgp.__version__}/PKG-INFO")
+        assert member is not None
+        described = member.read()
+    assert described == read_wheel(wheel)[f"sgp_torch-{sgp.__version__}.dist-info/METADATA"]
+    metadata = packaging.Metadata.from_email(described, validate=True)
+    assert (metadata.name, str(metadata.version)) == ("sgp-torch", sgp.__version__)
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert metadata.license_expression == "MIT"
+    # The core needs four packages; all others belong to an extra.
+    core = {requirement.name for requirement in metadata.requires_dist if requirement.marker is None}
+    assert core == {"torch", "numpy", "safetensors", "rich"}
 
 
 def test_the_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def write(path: str | os.PathLike[str], state: dict[str, Any], known_digest: str
 
     Raises:
         FileNotFoundError: The folder does not exist.
+        OSError: The file cannot be written; the error names it.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -48,8 +49,12 @@ def write_bytes(target: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # that of a write has no name, others a temporary one
+            raise OSError(error.errno, os.strerror(error.errno), os.fspath(target)) from error
         raise
     if os.name == "posix":  # a renamed file is on the disk once its folder is synced
         folder = os.open(target.parent, os.O_RDONLY)
@@ -65,12 +70,13 @@ def digest(state: dict[str, Any]) -> str:
     return _digest(tree, tensors)
 
 
-def read(path: str | os.PathLike[str], what: str = "saved memory") -> dict[str, Any]:
+def read(path: str | os.PathLike[str], what: str = "saved memory", digest: str = "") -> dict[str, Any]:
     """Read the state dict of a file.
 
     Args:
         path: Path of the file.
         what: Kind of the file's content, for messages.
+        digest: Digest of the content that is expected, or its beginning.
 
     Returns:
         The state dict.
@@ -87,14 +93,14 @@ def read(path: str | os.PathLike[str], what: str = "saved memory") -> dict[str, 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         tree, expected = header["tree"], header["digest"]
         version = int(tree["format"])
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a {what} ({error})") from error
+        state: dict[str, Any] = _unflatten(tree, tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{os.fspath(path)!r} is truncated, damaged or not a {what} ({reason})") from error
     if version > FORMAT:
         raise ValueError(f"{os.fspath(path)!r} has format {version}; this version of sgp reads formats up to {FORMAT}")
-    if expected != _digest(tree, tensors):
+    if expected != _digest(tree, tensors) or not expected.startswith(digest):
         raise ValueError(f"{os.fspath(path)!r} is damaged: its content does not match its digest")
-    state = _unflatten(tree, tensors)
-    assert isinstance(state, dict)
     return state
 
 

@@ -113,12 +113,14 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 def trace(path: Path) -> dict[str, Any]:
-    """Everything of a run that a second one must repeat to the bit; the parts' names are digests of their contents."""
+    """Return everything of a run that a second one must repeat to the bit, which is all but times.
+
+    The parts' names are digests of their contents.
+    """
+    tables = sorted(file for file in path.glob("*.csv") if file.name != "timing.csv")
     return {
         "events": events(path),
-        "accuracy.csv": (path / "accuracy.csv").read_bytes(),
-        "capacity.csv": (path / "capacity.csv").read_bytes(),
-        "memory.csv": (path / "memory.csv").read_bytes(),
+        **{file.name: file.read_bytes() for file in tables},
         "checkpoint": json.loads((path / "checkpoint.json").read_text(encoding="utf-8")),
         "parts": sorted(file.name for file in (path / "checkpoint").iterdir()),
     }

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -189,3 +190,24 @@ def test_so_do_updates_and_evaluations_of_games(tmp_path: Path) -> None:
         **{("score/game 1", 400): 6.0, ("score/game 2", 400): 9.0, ("normalised score/game 1", 400): 0.5},
         **{("free/fc", 400): 0.5, ("bytes/network", 400): 8},
     }
+
+
+@pytest.mark.usefixtures("_installed")
+def test_only_errors_of_its_own_threads_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: printed.append(type(arguments.thread).__name__))
+    for _ in range(2):
+        callbacks.make_tensorboard_callbacks(tmp_path)
+
+    class _AsyncWriterThread(threading.Thread):
+        def run(self) -> None:
+            raise OSError("no space left on device")
+
+    class OtherThread(_AsyncWriterThread):
+        pass
+
+    for kind in (_AsyncWriterThread, OtherThread):
+        thread = kind()
+        thread.start()
+        thread.join()
+    assert printed == ["OtherThread"]

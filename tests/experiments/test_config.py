@@ -5,6 +5,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +104,21 @@ def test_a_file_may_refer_to_itself_as_yaml_lets_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("a: &a [*a]\nb: &b {x: 1}\nc: *b\nd: *b\n", encoding="utf-8")
     assert read_yaml(file)["d"] == {"x": 1}
+
+
+@pytest.mark.parametrize("text", ["a: [1\nb: {", "a: 2026-99-99", "a: !!int x", "[" * 3000], ids=lambda text: text[:12])
+def test_a_file_that_is_not_yaml_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.yaml is not YAML: [^\n]*$"):
+        read_yaml(tmp_path / "mine.yaml")
+
+
+def test_aliases_that_stand_for_billions_of_values_are_refused(tmp_path: Path) -> None:
+    levels = "abcdefghijkl"
+    lines = [f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]" for before, name in pairwise(levels)]
+    (tmp_path / "mine.yaml").write_text("\n".join(["a: &a 1", *lines]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"mine\.yaml has more than 100,000 values once its aliases are written out"):
+        read_yaml(tmp_path / "mine.yaml")
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ pytest.importorskip("yaml", reason="configs are YAML files; of the extra 'benchm
 
 from sgp import storage
 from sgp.experiments.config import Config, configure
-from sgp.experiments.folder import RunError, RunFolder, collect_versions, iterate_events, list_packages
+from sgp.experiments.folder import RunError, RunFolder, collect_versions, list_packages
+from sgp.experiments.record import iterate_events
 
 CONFIG = configure("digits", "sgp", threads=1)
 
@@ -145,10 +146,10 @@ def test_a_checkpoint_is_of_the_config_that_the_run_began_with(tmp_path: Path) -
         RunFolder(tmp_path).load()
 
 
-def test_a_checkpoint_that_does_not_name_its_config_is_loaded(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_is_loaded(tmp_path: Path) -> None:
     learned(tmp_path)
     checkpoint = json.loads((tmp_path / "checkpoint.json").read_text())
-    del checkpoint["config"]
+    del checkpoint["config"], checkpoint["digest"]
     (tmp_path / "checkpoint.json").write_text(json.dumps(checkpoint))
     assert RunFolder(tmp_path).load() is not None
 
@@ -191,6 +192,55 @@ def test_a_damaged_checkpoint_is_told_and_nothing_is_thrown_away(damage: str, tm
         RunFolder(tmp_path).load()
     assert str(tmp_path) in str(refused.value)
     assert files(tmp_path) == before
+
+
+def test_a_changed_value_of_a_checkpoint_is_detected(tmp_path: Path) -> None:
+    learned(tmp_path)
+    checkpoint = json.loads((tmp_path / "checkpoint.json").read_text())
+    checkpoint["progress"]["task"] += 1
+    (tmp_path / "checkpoint.json").write_text(json.dumps(checkpoint))
+    with pytest.raises(RunError, match=r"is damaged .its content does not match its digest"):
+        RunFolder(tmp_path).load()
+
+
+def test_a_part_with_the_content_of_another_is_detected(tmp_path: Path) -> None:
+    learned(tmp_path)
+    part_of(tmp_path, "network").write_bytes(part_of(tmp_path, "method").read_bytes())
+    with pytest.raises(RunError, match=r"is damaged .*content does not match its digest"):
+        RunFolder(tmp_path).load()
+
+
+@pytest.mark.parametrize("content", ["3", "[3]", "{}", "[[1]]", "not JSON"])
+def test_versions_of_another_form_are_replaced(content: str, tmp_path: Path) -> None:
+    with begun(tmp_path):
+        pass
+    (tmp_path / "versions.json").write_text(content)
+    with begun(tmp_path, resume=True):
+        pass
+    assert json.loads((tmp_path / "versions.json").read_text()) == [collect_versions()]
+
+
+@pytest.mark.parametrize(
+    ("values", "damage"),
+    [
+        ({"accuracies": "high"}, "accuracies is 'high'"),
+        ({"free": {"fc": None}}, "free is "),
+        ({"bytes": {"network": 10**30}}, "bytes is "),
+        ({"name": 3}, "name is 3"),
+        ({"seconds": 3}, "seconds is 3"),
+    ],
+)
+def test_a_damaged_value_of_the_metrics_is_named(values: dict[str, Any], damage: str, tmp_path: Path) -> None:
+    task = {"event": "task", "task": 0, "name": "a", "accuracies": [1.0], "free": {}, "bytes": {}, "capacity": 100.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in (task, task | values)))
+    with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged in line 2: {damage}"):
+        RunFolder(tmp_path).read_events()
+
+
+def test_metrics_that_are_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        RunFolder(tmp_path).read_events()
 
 
 class Poison:

@@ -1,7 +1,6 @@
 """Runs in processes that are killed, at random and at chosen moments, and resumed."""
 
 import json
-import multiprocessing
 import os
 import random
 import shlex
@@ -10,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
+from experiments.processes import Child, command, lines, run_command
 from experiments.small import NOISE, events, in_this_process, run_until_killed, trace
 from waiting import CEILING, wait_until
 
@@ -25,44 +24,7 @@ pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="nothing can be killed here as it is on POSIX"),
 ]
 
-# New processes are forked from one that has imported everything, so that many can be started and killed.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["sgp.cli.run", "sklearn.datasets", "torch._dynamo"])
 KILLS = 8
-
-
-class Child:
-    """A process that runs a function, until it ends or is killed."""
-
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        self.process = SERVER.Process(target=target, args=arguments)
-        self.process.start()
-
-    def kill(self, when: Callable[[], bool]) -> bool:
-        """Kill the process as soon as a condition holds; return whether it was still running then."""
-        wait_until(lambda: when() or not self.process.is_alive(), interval=0.0005)
-        self.process.kill()
-        return self.end() == -signal.SIGKILL
-
-    def end(self) -> int:
-        self.process.join(CEILING)
-        assert self.process.exitcode is not None
-        return self.process.exitcode
-
-
-def run_command(arguments: list[str]) -> int:
-    """Run the command in a process of its own and return its exit status."""
-    return Child(in_this_process, arguments).end()
-
-
-def command(path: Path, *more: str) -> list[str]:
-    return ["run", *more, "--out", str(path.parent), "--name", path.name, "--threads", "1"]
-
-
-def lines(path: Path) -> int:
-    """How many events a run has written down, of which the last may be torn."""
-    metrics = path / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.small import events, of_kind, same_weights
+from experiments.small import events, of_kind, same_weights, trace
 from rl import signs
 from rl.signs import PAY, Signs
 from rl.small import METHODS, run, run_with_stops, signs_stream, small
@@ -22,17 +22,6 @@ from sgp.networks.actor_critic import ActorCritic
 from sgp.rl.settings import GameError
 
 pytestmark = pytest.mark.usefixtures("signs")
-
-
-def trace(path: Path) -> dict[str, Any]:
-    """Everything of a run that a second one must repeat to the bit; the parts' names are digests of their contents."""
-    tables = ("scores.csv", "accumulated.csv", "capacity.csv", "memory.csv")
-    return {
-        "events": events(path),
-        "checkpoint": json.loads((path / "checkpoint.json").read_text(encoding="utf-8")),
-        "parts": sorted(file.name for file in (path / "checkpoint").iterdir()),
-        **{name: (path / name).read_bytes() for name in tables},
-    }
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -190,5 +190,5 @@ def test_only_a_finished_run_has_an_outcome(tmp_path: Path) -> None:
     for content in ("", '{"event": "task"}\n', '{"event": "end", "acc": 1}', '{"event": "end"\n'):
         metrics.write_text(content)
         assert read_outcome(tmp_path) is None, content
-    metrics.write_text('{"event": "task"}\n{"event": "end", "acc": 1}\n')
+    metrics.write_text('{"event": "epoch"}\n{"event": "end", "acc": 1}\n')
     assert read_outcome(tmp_path) == {"event": "end", "acc": 1}

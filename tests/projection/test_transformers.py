@@ -261,6 +261,8 @@ def test_fused_experts_and_routers_give_one_warning_with_their_share(kind: str) 
         vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, **settings, **attention
     )
     model = getattr(transformers, f"{kind}Model")(config)
+    if not any(type(module).__name__ == f"{kind}Experts" for module in model.modules()):
+        pytest.skip("before transformers 5 experts are linear layers, which are protected")
     with pytest.warns(UserWarning, match="unknown layer types") as found:
         memory = sgp.GradientMemory(model, threshold=0.9)
     frozen = [name for name, reason in memory.capacity().frozen.items() if reason.startswith("unknown layer type")]

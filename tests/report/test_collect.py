@@ -52,8 +52,12 @@ def test_an_unfinished_run_is_left_out_with_its_progress(tmp_path: Path) -> None
     ("name", "content", "reason"),
     [
         ("metrics.jsonl", "nothing\n", "damaged in line 1"),
-        ("metrics.jsonl", '{"event": "task"}\n{"event": "end"}\n', "metrics are damaged"),
-        ("metrics.jsonl", '{"event": "task", "name": 3, "accuracies": [1]}\n{"event": "end"}\n', "metrics are damaged"),
+        ("metrics.jsonl", '{"event": "task"}\n{"event": "end"}\n', "is damaged in line 1"),
+        (
+            "metrics.jsonl",
+            '{"event": "task", "name": 3, "accuracies": [1]}\n{"event": "end"}\n',
+            "is damaged in line 1",
+        ),
         ("config.yaml", "method: [", "cannot be read"),
         ("config.yaml", "benchmark: digits\nmethod: nobody\n", "nobody"),
     ],

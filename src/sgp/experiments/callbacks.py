@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,6 +145,7 @@ def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
         return []
     from torch.utils.tensorboard import SummaryWriter
 
+    _silence_writer_threads()
     writer = SummaryWriter(str(folder / "tensorboard"))
 
     def write_event(event: str, values: dict[str, Any]) -> None:
@@ -154,6 +156,20 @@ def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
         writer.flush()
 
     return [write_event]
+
+
+def _silence_writer_threads() -> None:
+    """Stop the threads of TensorBoard from printing their errors, which the writer raises again at the next event."""
+    report = threading.excepthook
+    if getattr(report, "is_silent", False):
+        return
+
+    def report_others(arguments: threading.ExceptHookArgs) -> None:
+        if type(arguments.thread).__name__ != "_AsyncWriterThread":
+            report(arguments)
+
+    report_others.is_silent = True  # type: ignore[attr-defined]
+    threading.excepthook = report_others
 
 
 def _list_scalars(event: str, values: dict[str, Any]) -> tuple[dict[str, float | None], int]:

@@ -30,7 +30,7 @@ from sgp.experiments.config import Config, as_yaml, find_differences, read_recor
 from sgp.experiments.record import CONFIG as CONFIG
 from sgp.experiments.record import METRICS as METRICS
 from sgp.experiments.record import RunError as RunError
-from sgp.experiments.record import iterate_events as iterate_events
+from sgp.experiments.record import iterate_whole_events
 from sgp.methods import METHODS
 from sgp.networks import NETWORKS
 
@@ -133,12 +133,12 @@ class RunFolder:
 
     def describe_progress(self) -> str:
         """Describe the progress of the checkpoint that the run resumes from, as a suffix of the run's heading."""
-        events = iterate_events(self.path / METRICS)
+        events = iterate_whole_events(self.path / METRICS)
         covered = list(islice(events, self._count_covered_events()))
         with contextlib.suppress(RunError):  # later events are dropped, damaged or not
             if next(events, {}).get("event") == "end":
                 return ", already finished"
-        if not covered:
+        if not covered or not isinstance(covered[-1].get("task"), int):
             return ""
         last = covered[-1]
         inside = "".join(f", {unit} {last[unit]}" for unit in ("epoch", "update") if unit in last)
@@ -148,15 +148,15 @@ class RunFolder:
         """Return how many events the checkpoint covers; 0 if it cannot be read, which `load` reports."""
         try:
             return int(json.loads((self.path / CHECKPOINT).read_text(encoding="utf-8"))["lines"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
 
     def _record_versions(self, packages: Sequence[str]) -> None:
         """Record the versions that the run was started with, and those it resumes with if they differ."""
         path, now = self.path / VERSIONS, collect_versions(*packages)
         try:
-            seen: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            seen: list[dict[str, str]] = [dict(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        except (OSError, ValueError, TypeError):
             seen = []
         if seen and now != seen[-1]:
             other = [f"{name} {seen[-1].get(name)}" for name in now if seen[-1].get(name) != now[name]]
@@ -175,7 +175,7 @@ class RunFolder:
 
     def read_events(self) -> list[dict[str, Any]]:
         """Read all complete events in order."""
-        return list(iterate_events(self.path / METRICS))
+        return list(iterate_whole_events(self.path / METRICS))
 
     def save(self, progress: Mapping[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
         """Write a checkpoint. The previous one stays valid until this one is on disk.
@@ -201,6 +201,7 @@ class RunFolder:
             "parts": names,
             "progress": dict(progress),
         }
+        checkpoint["digest"] = _digest_checkpoint(checkpoint)
         storage.write_bytes(self.path / CHECKPOINT, json.dumps(checkpoint, indent=2).encode())
         for path in (self.path / PARTS).iterdir():
             if path.name not in names.values():
@@ -222,9 +223,12 @@ class RunFolder:
             try:
                 content = json.loads(checkpoint.read_text(encoding="utf-8"))
                 progress, lines = content["progress"], int(content["lines"])
+                # Checkpoints of older versions have no digest.
+                if content.get("digest", _digest_checkpoint(content)) != _digest_checkpoint(content):
+                    raise ValueError("its content does not match its digest")
                 self._check_config(content.get("config"))
                 parts = {name: self._read_part(file) for name, file in content["parts"].items()}
-            except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
                 raise RunError(
                     f"the checkpoint in {self.path} is damaged ({error}): start again under another --name"
                 ) from error
@@ -249,7 +253,8 @@ class RunFolder:
             )
 
     def _read_part(self, name: str) -> dict[str, Any]:
-        state: dict[str, Any] = storage.read(self.path / PARTS / name, "checkpoint")["state"]
+        path = self.path / PARTS / name
+        state: dict[str, Any] = storage.read(path, "checkpoint", digest=path.stem)["state"]
         return state
 
     def write_table(self, name: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -293,6 +298,12 @@ class RunFolder:
             except BlockingIOError:
                 raise RunError(f"another process is running {self.path}") from None
             yield
+
+
+def _digest_checkpoint(checkpoint: Mapping[str, Any]) -> str:
+    """Return the digest of a checkpoint's plain values."""
+    values = {name: value for name, value in checkpoint.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _wrap_state(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -105,15 +105,81 @@ def iterate_events(path: Path) -> Iterator[dict[str, Any]]:
         The events in their order.
 
     Raises:
-        RunError: A line is not an event.
+        RunError: The file cannot be read, or a line is not an event.
     """
     if not path.exists():
         return
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
-        if not isinstance(event, dict) or "event" not in event:
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
             raise RunError(f"{path} is damaged in line {number}")
         yield event
+
+
+def iterate_whole_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a metrics file as `iterate_events` does, with all values that results are computed from.
+
+    Raises:
+        RunError: The file cannot be read, a line is not an event, or a value is missing or of another type.
+    """
+    for number, event in enumerate(iterate_events(path), start=1):
+        name = find_damaged_value(event)
+        if name is not None:
+            raise RunError(f"{path} is damaged in line {number}: {name} is {event.get(name)!r:.80}")
+        yield event
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number that torch can represent."""
+    return not isinstance(value, bool) and (isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63))
+
+
+def _is_position(value: Any) -> bool:
+    return _is_number(value) and isinstance(value, int) and value >= 0
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _are_optional_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(each is None or _is_number(each) for each in value)
+
+
+def _have_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_RESOURCES: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: isinstance(value, str),
+    "free": _have_numbers,
+    "bytes": _have_numbers,
+    "capacity": _is_number,
+}
+_EVALUATION: dict[str, Callable[[Any], bool]] = {
+    "task": _is_position,
+    "update": _is_position,
+    "step": _is_position,
+    "scores": _are_numbers,
+    "normalised": _are_optional_numbers,
+    "accumulated": lambda value: value is None or _is_number(value),
+}
+# Values of the events that results are computed from, with the form that readers rely on.
+FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "task": {"task": _is_position, "accuracies": _are_numbers} | _RESOURCES,
+    "evaluation": _EVALUATION,
+    "game": _EVALUATION | _RESOURCES,
+}
+
+
+def find_damaged_value(event: dict[str, Any]) -> str | None:
+    """Return the name of a value that is missing in an event or has another type; None if there is none."""
+    forms = FORMS.get(event["event"], {}) | ({"seconds": _have_numbers} if "seconds" in event else {})
+    return next((name for name, has_form in forms.items() if name not in event or not has_form(event[name])), None)

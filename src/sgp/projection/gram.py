@@ -289,7 +289,8 @@ def decompose_gram(gram: Tensor, basis: Tensor, rank: Tensor) -> Spectrum:
 
     def find_directions(width: int) -> Tensor:
         found = _get_last(coordinates, width) * is_free.unsqueeze(2)
-        return torch.ormqr(*reflections, F.pad(found, (0, 0, least, 0)))
+        # Not by F.pad, which refuses a width of 0 in torch 2.8.
+        return torch.ormqr(*reflections, torch.cat([found.new_zeros(len(found), least, width), found], dim=1))
 
     return Spectrum(total, surrogate, energies.clamp(min=0).flip(-1), find_directions)
 

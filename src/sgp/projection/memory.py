@@ -33,6 +33,7 @@ from sgp.projection.modes import MODES, Mode
 from sgp.projection.plan import Plan, plan_update
 from sgp.projection.precision import full_precision
 from sgp.projection.protected_model import ProtectedModel
+from sgp.projection.saved_state import FUNCTION, check_state
 from sgp.projection.scan import UNKNOWN_TYPE, BiasRule, RestRule, Scan, ScanRules
 from sgp.projection.sharded import distribute_like, gather_whole
 from sgp.projection.subspace import STORES, Bases, Choice, Numerics, Store
@@ -68,10 +69,6 @@ NEARLY_FULL = 0.95
 # One direction dominates a layer if it has more than this share of the energy, and at most this share of all possible
 # bases reaches the threshold.
 DOMINATED, FEW = 0.9, 1 / 64
-# Keys of a memory's state dict.
-STATE = ("settings", "tasks", "subspaces", "statistics", "fingerprints", "trained", "proved")
-# Value in a file for a threshold that is a function, which cannot be saved.
-FUNCTION = "function"
 
 
 class GradientMemory:
@@ -186,7 +183,7 @@ class GradientMemory:
             ValueError: The file is damaged or does not fit the model, or a threshold must be passed.
         """
         state = storage.read(path)
-        _check_complete(state)
+        check_state(state)
         settings = dict(state["settings"])
         if "threshold" not in overrides and FUNCTION in _list_thresholds(settings["threshold"]):
             raise ValueError(f"the memory at {os.fspath(path)!r} has a function as its threshold: pass threshold=")
@@ -571,7 +568,7 @@ class GradientMemory:
         """
         protected = self._protected
         protected.check_not_temporary("load_state_dict() would project the pending change with other bases")
-        _check_complete(state)
+        check_state(state)
         self._check_settings(state["settings"])
         protected.find_shards()
         scan = self._scan_for(state["subspaces"])
@@ -753,12 +750,6 @@ def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
 def _check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")
-
-
-def _check_complete(state: Mapping[str, Any]) -> None:
-    missing = [key for key in STATE if key not in state]
-    if missing:
-        raise ValueError(f"this is not the state of a memory of this version: it lacks {', '.join(missing)}")
 
 
 def _describe_threshold(threshold: Threshold) -> float | str:

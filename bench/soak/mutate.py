@@ -1,0 +1,109 @@
+"""Random damage: to bytes, to texts, and to values that are well formed otherwise."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# What may stand in a file where something else is expected.
+JUNK: tuple[Any, ...] = (
+    *(None, True, -1, 0, 10**30, 1.5, float("nan"), float("inf"), "", "a" * 300, "\0", "../..", "ä", "sgp", "digits"),
+    *([], {}, [[]], [None], {"a": 1}, {"event": "task"}, [1, 2, 3]),
+)
+
+
+def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
+    """Return damaged bytes: flipped bits, or a part that is missing, repeated, zero or random."""
+    start = chance.randrange(len(data) + 1)
+    end = min(len(data), start + chance.choice((1, 8, 100, len(data))))
+    part = data[start:end]
+    kinds: tuple[Callable[[], bytes], ...] = (
+        lambda: data[:start],
+        lambda: data[:start] + data[end:],
+        lambda: data[:end] + part + data[end:],
+        lambda: data[:start] + bytes(len(part)) + data[end:],
+        lambda: data[:start] + chance.randbytes(len(part)) + data[end:],
+        lambda: data[:start] + bytes(byte ^ (1 << chance.randrange(8)) for byte in part[:1]) + data[start + 1 :],
+        lambda: b"",
+    )
+    return chance.choice(kinds)()
+
+
+def mutate_lines(data: bytes, chance: random.Random) -> bytes:
+    """Return a text with a line that is missing, repeated, moved or cut."""
+    lines = data.splitlines(keepends=True) or [b"\n"]
+    position = chance.randrange(len(lines))
+    kind = chance.choice(("remove", "repeat", "move", "cut"))
+    if kind == "cut":
+        lines[position] = lines[position][: chance.randrange(len(lines[position]))]
+    elif kind == "repeat":
+        lines.insert(chance.randrange(len(lines)), lines[position])
+    else:
+        line = lines.pop(position)
+        if kind == "move":
+            lines.insert(chance.randrange(len(lines) + 1), line)
+    return b"".join(lines)
+
+
+def mutate_value(value: Any, chance: random.Random) -> Any:
+    """Return a copy of nested dicts and lists with one change at a random place."""
+    value = copy.deepcopy(value)
+    places = list(_list_places(value))
+    if not places:
+        return chance.choice(JUNK)
+    container, key = chance.choice(places)
+    item = container[key]
+    if isinstance(item, Tensor):
+        container[key] = _mutate_tensor(item, chance)
+        return value
+    kind = chance.choice(("replace", "replace", "remove", "swap", "rename"))
+    if kind == "replace":
+        container[key] = copy.deepcopy(chance.choice(JUNK))
+    elif kind == "swap":
+        other, name = chance.choice(places)
+        container[key] = copy.deepcopy(other[name])
+    else:
+        del container[key]
+        if kind == "rename" and isinstance(container, dict):
+            container[f"{key}x"] = item
+    return value
+
+
+def mutate_json(data: bytes, chance: random.Random) -> bytes:
+    """Return JSON with one change at a random place, of one line if there are several."""
+    lines = data.splitlines(keepends=True)
+    position = chance.randrange(len(lines))
+    try:
+        lines[position] = json.dumps(mutate_value(json.loads(lines[position]), chance)).encode() + b"\n"
+        return b"".join(lines)
+    except ValueError:  # one value in several lines
+        return json.dumps(mutate_value(json.loads(data), chance), indent=2).encode()
+
+
+def _list_places(value: Any) -> list[tuple[Any, Any]]:
+    """Return every place inside a value, as its container and its key there."""
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        return [place for key in keys for place in [(value, key), *_list_places(value[key])]]
+    return []
+
+
+def _mutate_tensor(tensor: Tensor, chance: random.Random) -> Any:
+    kinds: tuple[Callable[[], Any], ...] = (
+        lambda: tensor.flatten(),
+        lambda: tensor[:-1] if tensor.dim() and len(tensor) else tensor.reshape(1),
+        lambda: tensor.unsqueeze(0),
+        lambda: torch.zeros(0),
+        lambda: torch.cat([tensor, tensor]) if tensor.dim() else tensor.expand(3).clone(),
+        lambda: tensor.double() if tensor.is_floating_point() else tensor.float(),
+        lambda: tensor.to(torch.int64),
+        lambda: tensor.bool(),
+        lambda: chance.choice(JUNK),
+    )
+    return chance.choice(kinds)()

@@ -1,0 +1,35 @@
+"""Lose a worker of a Ray cluster while it runs a sweep; all runs end with the bits of runs on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from experiments.ray_cluster import SEEDS, lose_worker, start_cluster
+
+SWEEPS = 3
+
+
+def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
+    """Run sweeps on a cluster that loses a worker in each.
+
+    Args:
+        folder: Empty folder.
+        quick: Whether to run one sweep only.
+        seed: Unused, since the worker is lost when its run has reached a number of events.
+
+    Returns:
+        Figures of the campaign.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    faults, reached = [], []
+    for number in range(1 if quick else SWEEPS):
+        place = folder / str(number)
+        place.mkdir()
+        try:
+            with start_cluster() as cluster:
+                reached.append(lose_worker(cluster, place))
+        except AssertionError as error:
+            faults.append(f"sweep {number}: {error}")
+    return {"sweeps": len(reached), "runs": len(SEEDS) * len(reached), "lost after events": reached, "faults": faults}
