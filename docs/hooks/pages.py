@@ -2,8 +2,11 @@
 
 A page in docs/ links to a file of the repository by its relative path. In the site such a link leads to the page made
 of the file; where there is none, only the text stays.
+
+Each script of the gallery is a page: the text of its docstring, its code, and its figure.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -18,9 +21,12 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "results/README.md": "results.md",
     "examples/README.md": "examples.md",
+    "examples/gallery/README.md": "gallery/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+SCRIPTS = sorted(path for path in (ROOT / "examples/gallery").glob("*.py") if path.stem != "figure")
+ELSEWHERE |= {f"examples/gallery/{script.name}": f"gallery/{script.stem}.md" for script in SCRIPTS}
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -44,7 +50,23 @@ def _expanded(entry: Any) -> Any:
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages from elsewhere."""
     for source, page in ELSEWHERE.items():
-        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+        if source.endswith(".py"):
+            files.append(File.generated(config, page, content=write_page(ROOT / source)))
+        else:
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+
+
+def write_page(script: Path) -> str:
+    """Return the page of a script of the gallery."""
+    source = script.read_text(encoding="utf-8")
+    module = ast.parse(source)
+    title, _, text = (ast.get_docstring(module) or "").partition("\n")
+    code = "\n".join(source.splitlines()[module.body[0].end_lineno or 0 :]).strip()
+    themes = ("light", "dark")
+    alt = f"{title} The score of each task while one after another is learned"
+    figures = [f"![{alt}](../images/gallery/{script.stem}-{theme}.svg#only-{theme})" for theme in themes]
+    command = f"In a clone, `python -m examples.gallery.{script.stem}` draws the figure:"
+    return "\n\n".join([f"# {title.removesuffix('.')}", text.strip(), f"```python\n{code}\n```", command, *figures])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

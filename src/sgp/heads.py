@@ -69,9 +69,7 @@ def realign(
             the reference does not fit the model.
         RuntimeError: The model has not changed since the last update.
     """
-    own = _name_heads(model, [heads] if isinstance(heads, nn.Linear) else heads)
-    if isinstance(reference, Anchor):
-        _check_free(own, reference)
+    own = check_heads(model, [heads] if isinstance(heads, nn.Linear) else heads, reference)
     check_not_single_batch(batches)
     if find_fsdp_modules(model):
         raise ValueError("realign does not support sharded models: call it on a gathered copy of the model")
@@ -200,6 +198,32 @@ def _join_batches(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tens
         yield torch.cat(features), torch.cat(outputs)
 
 
+def check_heads(model: nn.Module, heads: Iterable[nn.Module], reference: Mapping[str, Tensor]) -> dict[str, nn.Linear]:
+    """Return heads by their names in a model, after checking that they can be realigned.
+
+    Args:
+        model: Model that contains the heads.
+        heads: Heads of earlier tasks.
+        reference: As in :func:`realign`; only a memory's anchor knows which heads the memory protects.
+
+    Returns:
+        The heads by name.
+
+    Raises:
+        TypeError: A head is not a linear layer of the model with a weight parameter.
+        ValueError: A head is protected by the memory, or two heads share a weight, or read different features.
+    """
+    own = _name_heads(model, heads)
+    protected = reference.protected if isinstance(reference, Anchor) else frozenset()
+    for name in own:
+        # The memory would take the change for training that was not projected.
+        if any(f"{name}.{part}" in protected for part in ("weight", "bias")):
+            raise ValueError(
+                f"{name!r} is protected, but a head of an earlier task must be free: exclude=[{name + '.*'!r}]"
+            )
+    return own
+
+
 def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Linear]:
     """Return heads by their names in a model, without duplicates.
 
@@ -228,15 +252,6 @@ def _name_heads(model: nn.Module, heads: Iterable[nn.Module]) -> dict[str, nn.Li
     if len(widths) > 1:
         raise ValueError(f"heads must read the same features, got dimensions {' and '.join(map(str, widths))}")
     return found
-
-
-def _check_free(heads: Iterable[str], anchor: Anchor) -> None:
-    # The memory would take the change for training that was not projected.
-    for name in heads:
-        if any(f"{name}.{part}" in anchor.protected for part in ("weight", "bias")):
-            raise ValueError(
-                f"{name!r} is protected, but a head of an earlier task must be free: exclude=[{name + '.*'!r}]"
-            )
 
 
 def _flatten_features(features: Tensor, heads: Sequence[nn.Linear]) -> Tensor:

@@ -1,11 +1,15 @@
 """Optimizers that Accelerate has wrapped."""
 
+import json
 import math
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from projection.process_pair import run_processes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -163,3 +167,67 @@ def test_memory_and_hook_are_part_of_a_checkpoint_if_registered(tmp_path: Path) 
     for (name, value), other in zip(model.state_dict().items(), fresh.state_dict().values(), strict=True):
         assert torch.equal(value, other), name
     assert storage.digest(memory.state_dict()) == storage.digest(again.state_dict())
+
+
+def run_one_of_two(out: Path, precision: str) -> None:
+    """Learn two tasks as one of two processes, interrupted and resumed in the second; write what was found."""
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    accelerator, model, memory, optimizer, schedule, hook = make_setup(mixed_precision=precision)
+    accelerator.register_for_checkpointing(memory, hook)
+    inner = accelerator.unwrap_model(model)
+    dtypes: list[torch.dtype] = []
+
+    def update() -> None:
+        memory.update(accelerator.prepare(DataLoader(make_loader(task), batch_size=4)))
+
+    task = 0
+    train(accelerator, model, optimizer, schedule, task)
+    update()
+    old, new = compute_outputs(inner, 0), compute_outputs(inner, 1)
+    task = 1
+    train(accelerator, model, optimizer, schedule, task, epochs=1)
+    accelerator.save_state(str(out / "state"))
+    ends = []
+    for resumed in (False, True):
+        if resumed:
+            accelerator.load_state(str(out / "state"))
+        train(accelerator, model, optimizer, schedule, task)
+        drift = [measure_drift(compute_outputs(inner, 0), old), measure_drift(compute_outputs(inner, 1), new)]
+        update()
+        digests = [storage.digest(inner.state_dict()), storage.digest(memory.state_dict())]
+        ends.append({"drift": drift, "digests": digests, "tasks": memory.tasks, "steps": hook.steps})
+    hook.detach()
+    inner[0].register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    train(accelerator, model, optimizer, schedule, task)
+    found = {
+        "processes": accelerator.num_processes,
+        "dtype": str(dtypes[-1]),
+        "ends": ends,
+        "unprotected": measure_drift(compute_outputs(inner, 0), old),
+    }
+    (out / f"{accelerator.process_index}.json").write_text(json.dumps(found))
+    accelerator.end_training()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("precision", "dtype", "allowed"), [("no", "torch.float32", 1e-4), ("bf16", "torch.bfloat16", 0.02)]
+)
+def test_two_processes_train_resume_and_update_together(
+    precision: str, dtype: str, allowed: float, tmp_path: Path
+) -> None:
+    first, second = run_processes(__file__, tmp_path, precision)
+    assert first == second  # outputs, weights and memory to the bit
+    assert first["processes"] == 2
+    assert first["dtype"] == dtype
+    whole, resumed = first["ends"]
+    assert whole == resumed
+    assert whole["tasks"] == 2
+    old, new = whole["drift"]
+    assert old < allowed
+    assert new > 0.05
+    assert first["unprotected"] > 0.05
+
+
+if __name__ == "__main__":
+    run_one_of_two(Path(sys.argv[1]), sys.argv[2])

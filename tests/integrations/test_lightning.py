@@ -1,6 +1,7 @@
 """The callback for the Trainer of Lightning."""
 
 import copy
+import csv
 import importlib
 import math
 from pathlib import Path
@@ -316,3 +317,87 @@ def test_attaching_to_lightnings_wrapper_attaches_to_the_inner_optimizer() -> No
     wrapper = importlib.import_module("lightning.pytorch.core.optimizer").LightningOptimizer(inner)
     memory = sgp.GradientMemory(module, threshold=1.0, alpha=math.inf)
     assert memory.attach(wrapper).is_of(inner)
+
+
+def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return step and value of each figure that a CSVLogger wrote."""
+    (file,) = folder.rglob("metrics.csv")
+    found: dict[str, list[tuple[int, float]]] = {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            for name, value in row.items():
+                if value != "" and name != "step":
+                    found.setdefault(name, []).append((int(row["step"]), float(value)))
+    return found
+
+
+def test_the_logger_receives_capacity_leak_and_drift(tmp_path: Path) -> None:
+    module = Validated()
+    memory = sgp.GradientMemory(module, threshold=0.9, alpha=2.0)
+    for task in range(2):
+        callback = GradientMemoryCallback(memory, every=4, check=[get_inputs(0)])
+        logger = lightning.loggers.CSVLogger(tmp_path, name=f"task-{task}")
+        trainer = make_trainer(callback, tmp_path, logger=logger, log_every_n_steps=1)
+        fit(module, trainer, task, val_dataloaders=make_loader(0))
+    first, second = (read_metrics(tmp_path / f"task-{task}") for task in range(2))
+    assert {"sgp/free/net.0", "sgp/free/net.2", "sgp/captured/net.0", "sgp/captured/net.2"} == set(first)
+    assert [step for step, _ in first["sgp/free/net.0"]] == [0, 12]
+    assert first["sgp/free/net.0"][0][1] == 1
+    assert first["sgp/free/net.0"][1][1] == second["sgp/free/net.0"][0][1] > second["sgp/free/net.0"][1][1] > 0
+    assert [step for step, _ in second["sgp/leak/net.0"]] == [6, 12, 12]  # after each validation, and at the end
+    assert max(value for _, value in second["sgp/leak/net.0"]) < 1e-5
+    assert second["sgp/output_drift"][-1][1] == second["sgp/output_drift"][-2][1] > 0
+
+
+class Heads(Module):
+    """A body with a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = self.net[:2], nn.ModuleList(nn.Linear(48, 2) for _ in range(2))
+        del self.net
+        self.task = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads[self.task](self.body(x))
+
+
+def compute_first_logits(module: Heads, task: int) -> Tensor:
+    with torch.no_grad():
+        return module.heads[0](module.body(get_inputs(task)))
+
+
+def learn_two_heads(folder: Path, *, realign: bool, **options: Any) -> tuple[Heads, sgp.GradientMemory, Tensor]:
+    """Return a module that has learned two tasks, and the first head's logits for the second task before it."""
+    module = Heads()
+    memory = sgp.GradientMemory(module, threshold=0.8, alpha=1.0, exclude=["heads.*"])
+    fit(module, make_trainer(GradientMemoryCallback(memory), folder), 0)
+    before = compute_first_logits(module, 1)
+    module.task = 1
+    realigned = {"heads": module.heads[:1], "features": lambda batch: module.body(batch[0])} if realign else {}
+    checkpoints = lightning.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    callback = GradientMemoryCallback(memory, **realigned)
+    fit(module, make_trainer(callback, folder, checkpoints, max_epochs=4), 1, **options)
+    return module, memory, before
+
+
+@pytest.mark.parametrize("epoch", [1, 3], ids=["in the middle", "at the end"])
+def test_heads_of_earlier_tasks_are_realigned_also_after_a_training_is_resumed(epoch: int, tmp_path: Path) -> None:
+    plain, _, before = learn_two_heads(tmp_path / "plain", realign=False)
+    module, memory, _ = learn_two_heads(tmp_path / "run", realign=True)
+    moved = measure_drift(compute_first_logits(plain, 1), before)
+    assert moved > 0.05
+    assert measure_drift(compute_first_logits(module, 1), before) < moved / 2
+    checkpoint = tmp_path / "run" / f"epoch={epoch}.ckpt"
+    resumed, again, _ = learn_two_heads(tmp_path / "again", realign=True, ckpt_path=checkpoint, weights_only=True)
+    assert_same((resumed, again), (module, memory))
+
+
+def test_heads_that_the_memory_protects_are_refused_before_training(tmp_path: Path) -> None:
+    module = Module()
+    memory = sgp.GradientMemory(module, threshold=0.9)
+    memory.update([get_inputs(0)])
+    callback = GradientMemoryCallback(memory, heads=module.net[2], features=lambda batch: module.net[:2](batch[0]))
+    with pytest.raises(ValueError, match=r"'net\.2' is protected"):
+        fit(module, make_trainer(callback, tmp_path), 1)
+    assert callback.hooks[0].steps == 0

@@ -1,6 +1,8 @@
 """Algorithms of Stable-Baselines3 on trivial games."""
 
+import csv
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +154,25 @@ def test_a_policy_of_another_model_is_refused() -> None:
     memory = sgp.GradientMemory(sb3.PPO("MlpPolicy", Signs(0), device="cpu", **PPO).policy, threshold=0.9)
     with pytest.raises(ValueError, match="holds none of the model's parameters"):
         sb3.PPO("MlpPolicy", Signs(0), device="cpu", **PPO).learn(8, callback=GradientMemoryCallback(memory))
+
+
+def test_the_logger_receives_capacity_leak_and_drift(tmp_path: Path) -> None:
+    model = sb3.PPO("MlpPolicy", Signs(0), device="cpu", seed=0, **PPO)
+    memory = sgp.GradientMemory(model.policy, threshold=0.95, alpha=5.0)
+    rows = []
+    for task in range(2):
+        model.set_logger(sb3.common.logger.configure(str(tmp_path / f"{task}"), ["csv", "stdout"]))
+        model.set_env(Signs(task))
+        model.learn(64, callback=GradientMemoryCallback(memory, samples=64, check=[sample_observations(0)]))
+        model.logger.close()
+        with (tmp_path / f"{task}" / "progress.csv").open(encoding="utf-8", newline="") as lines:
+            rows.append([row for row in csv.DictReader(lines) if row["sgp/free/action_net"]])
+    first, second = rows
+    free = [float(row["sgp/free/action_net"]) for row in first + second]
+    assert free[0] == 1
+    assert free[1] == free[2] > free[3] > 0
+    assert [row["time/total_timesteps"] for row in first] == ["32", "64"]
+    assert 0.95 <= float(first[1]["sgp/captured/mlp_extractor.policy_net.0"]) <= 1
+    assert not [name for name in first[1] if "drift" in name]
+    assert float(second[1]["sgp/leak/action_net"]) < 1e-4
+    assert 0 < float(second[1]["sgp/output_drift"]) < 1

@@ -413,3 +413,121 @@ def test_training_continues_after_a_failed_evaluation(tmp_path: Path) -> None:
     second.train()
     assert memory.tasks == 2
     assert measure_drift(compute_outputs(model, 0), before) < 1e-4
+
+
+def read_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return step and value of each scalar that TensorBoard reads in a folder."""
+    pytest.importorskip("tensorboard", reason="of the extra 'tensorboard'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(folder.rglob("events.out.tfevents.*")):
+        events = EventAccumulator(str(file)).Reload()
+        for tag in events.Tags()["scalars"]:
+            found.setdefault(tag, []).extend((event.step, event.value) for event in events.Scalars(tag))
+    return found
+
+
+def test_tensorboard_receives_capacity_leak_and_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard", reason="of the extra 'tensorboard'")
+    model = make_bert()
+    memory = make_memory(model, 0.9, 2.0)
+    for task in range(2):
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / f"task-{task}"))
+        settings = {"eval_strategy": "steps", "eval_steps": 4, "report_to": ["tensorboard"]}
+        trainer = make_trainer(model, None, task, tmp_path, **settings)
+        trainer.add_callback(GradientMemoryCallback(memory, log=trainer.log, check=[make_batch(0)]))
+        trainer.train()
+    first, second = (read_events(tmp_path / f"task-{task}") for task in range(2))
+    free = "train/sgp/free/bert.encoder.layer.0.output.dense"
+    assert [step for step, _ in first[free]] == [0, 6]
+    assert first[free][0][1] == 1.0
+    assert first[free][1][1] == second[free][0][1] > second[free][1][1] > 0
+    assert 0.9 <= first[free.replace("free", "captured")][0][1] <= 1
+    assert not [tag for tag in first if "drift" in tag]  # there is no earlier task
+    assert [step for step, _ in second["train/sgp/output_drift"]] == [4, 6, 6]  # the last step is evaluated too
+    assert 0 < second["train/sgp/output_drift"][1][1] < 1
+    assert max(value for _, value in second[free.replace("free", "leak")]) < 1e-4
+    capacity = {layer.layer: layer.free for layer in memory.capacity().layers}
+    assert second[free][1][1] == pytest.approx(capacity["bert.encoder.layer.0.output.dense"], rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_nothing_is_logged_in_a_step(steps: int, tmp_path: Path) -> None:
+    logged: list[dict[str, float]] = []
+    model = make_bert()
+    callback = GradientMemoryCallback(make_memory(model), log=logged.append)
+    make_trainer(model, callback, 0, tmp_path, max_steps=steps).train()
+    assert len(logged) == 2
+
+
+def test_checks_that_are_not_logged_are_refused() -> None:
+    memory = make_memory(make_bert())
+    with pytest.raises(ValueError, match=r"pass log=trainer\.log"):
+        GradientMemoryCallback(memory, check=[make_batch(0)])
+    with pytest.raises(TypeError, match="looks like a single batch"):
+        GradientMemoryCallback(memory, log=print, check=make_batch(0))
+
+
+class TwoHeads(nn.Module):
+    """BERT with a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = make_bert(dropout=0.0).bert
+        self.heads = nn.ModuleList(nn.Linear(32, 2) for _ in range(2))
+        self.task = 0
+
+    def compute_features(self, batch: Any) -> Tensor:
+        output = self.bert(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        return output.pooler_output
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        features = self.compute_features({"input_ids": input_ids, "attention_mask": attention_mask})
+        logits = self.heads[self.task](features)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits} if labels is not None else logits
+
+
+def compute_first_logits(model: TwoHeads, batch: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model.heads[0](model.eval().compute_features(batch))
+
+
+def learn_two_heads(folder: Path, *, realign: bool, resume: int = 0) -> tuple[TwoHeads, sgp.GradientMemory, Tensor]:
+    """Return a model that has learned two tasks, and the first head's logits for the second task before it."""
+    torch.manual_seed(0)
+    model = TwoHeads()
+    memory = sgp.GradientMemory(model, threshold=0.8, alpha=1.0, exclude=["heads.*"])
+    make_trainer(model, GradientMemoryCallback(memory), 0, folder / "first", max_steps=3).train()
+    before = compute_first_logits(model, make_batch(1))
+    model.task = 1
+    options = {"heads": model.heads[0], "features": model.compute_features} if realign else {}
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
+    second = make_trainer(model, GradientMemoryCallback(memory, **options), 1, folder / "second", **settings)
+    second.train(resume_from_checkpoint=str(folder / "second" / f"checkpoint-{resume}") if resume else None)
+    return model, memory, before
+
+
+def test_heads_of_earlier_tasks_are_realigned_also_after_a_training_is_resumed(tmp_path: Path) -> None:
+    plain, _, before = learn_two_heads(tmp_path / "plain", realign=False)
+    model, memory, _ = learn_two_heads(tmp_path / "run", realign=True)
+    assert_same_weights(model.bert, plain.bert)
+    moved = measure_drift(compute_first_logits(plain, make_batch(1)), before)
+    assert moved > 0.05
+    assert measure_drift(compute_first_logits(model, make_batch(1)), before) < moved / 2
+    resumed, again, _ = learn_two_heads(tmp_path / "run", realign=True, resume=4)
+    assert_same_weights(resumed, model)
+    assert_same_memory(again, memory)
+
+
+def test_heads_that_cannot_be_realigned_are_refused_before_training(tmp_path: Path) -> None:
+    model = make_bert()
+    memory = make_memory(model)
+    with pytest.raises(ValueError, match="heads= needs features="):
+        GradientMemoryCallback(memory, heads=model.classifier)
+    memory.update([make_batch(0)])
+    protected = GradientMemoryCallback(memory, heads=model.classifier, features=lambda batch: model.bert(**batch)[1])
+    refused = make_trainer(model, protected, 1, tmp_path)
+    with pytest.raises(ValueError, match=r"'classifier' is protected.*exclude="):
+        refused.train()
+    assert refused.state.global_step == 0

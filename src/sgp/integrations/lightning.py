@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from sgp.heads import realign
 from sgp.integrations.optimizers import attach_all
+from sgp.integrations.reference import (
+    Heads,
+    dump_reference,
+    find_reference,
+    list_batches,
+    list_heads,
+    load_reference,
+)
+from sgp.integrations.tracking import collect_capacity, collect_changes, collect_update
 from sgp.projection import GradientMemory, OptimizerHook
+from sgp.projection.anchor import Anchor
 from sgp.projection.batches import evaluation_pass, make_forward
 from sgp.projection.modes import Mode
 
@@ -37,7 +48,8 @@ class GradientMemoryCallback(Callback):
             Trainer(callbacks=[GradientMemoryCallback(memory)]).fit(module, task)
 
     When training starts, the memory is attached to every optimizer that has parameters of its model; when training
-    ends, it is updated from the training data. It is saved in Lightning's checkpoints.
+    ends, it is updated from the training data. It is saved in Lightning's checkpoints. The loggers of the Trainer
+    receive free capacity and captured energy of each group of layers when training begins and ends.
 
     Args:
         memory: Memory of the LightningModule or of a part of it.
@@ -49,6 +61,15 @@ class GradientMemoryCallback(Callback):
         update: Whether to update the memory; if False, call ``memory.update`` yourself.
         mode: Projection mode, as in ``memory.attach``.
         every: Number of steps that are projected at once, as in ``memory.attach``. A validation sees projected weights.
+        heads: Heads of earlier tasks, which are realigned to the moved features before the update
+            (:func:`sgp.heads.realign`).
+        features: Function that returns the inputs of the heads for a batch of the training data.
+        check: Batches of earlier tasks, on which leak and drift since the last update are measured and logged after
+            each validation and at the end of training. A batch costs three forward passes.
+
+    Raises:
+        TypeError: ``check`` is a single batch.
+        ValueError: ``heads`` is passed without ``features``.
     """
 
     def __init__(
@@ -61,6 +82,9 @@ class GradientMemoryCallback(Callback):
         update: bool = True,
         mode: Mode = "auto",
         every: int = 1,
+        heads: Heads = (),
+        features: Callable[[Any], Tensor] | None = None,
+        check: Iterable[Any] = (),
     ) -> None:
         self.memory = memory
         self.samples = samples
@@ -69,7 +93,11 @@ class GradientMemoryCallback(Callback):
         self.update = update
         self.mode = mode
         self.every = every
+        self.heads = list_heads(heads, features)
+        self.features = features
+        self.check = list_batches(check)
         self.hooks: list[OptimizerHook] = []
+        self._reference: Anchor | None = None
         self._loaded: dict[str, Any] | None = None
         self._is_updated = False
         self._is_tried = False
@@ -93,7 +121,10 @@ class GradientMemoryCallback(Callback):
         self._evaluation.close()  # left open if a validation of an earlier training failed
         self.hooks = attach_all(self.memory, trainer.optimizers, mode=self.mode, every=self.every)
         self._is_updated = self._is_tried = False
+        self._reference = None
         self._restore()
+        self._reference = self._reference or find_reference(self.memory, self.heads, self.check)
+        _log(trainer, collect_capacity(self.memory))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Run the first batch as the update will run it."""
@@ -108,28 +139,37 @@ class GradientMemoryCallback(Callback):
             self._evaluation.enter_context(hook.projected())
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the weights of training. Lightning saves checkpoints after this."""
+        """Log leak and drift, and restore the weights of training. Lightning saves checkpoints after this."""
+        if self.hooks and not trainer.sanity_checking:
+            self._log_changes(trainer, pl_module)
         self._evaluation.close()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Update the memory, and detach it from the optimizers."""
+        """Realign the heads of earlier tasks, update the memory, and detach it from the optimizers."""
         try:
-            self._update(trainer, pl_module)
+            self._end_task(trainer, pl_module)
         finally:
+            self._reference = None
             for hook in self.hooks:
                 hook.detach()
             self.hooks = []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Update the memory if ``fit`` was resumed from a checkpoint after the last step but before the update."""
+        """End the task if ``fit`` was resumed from a checkpoint after the last step but before the update."""
         if self._loaded is not None:
             self._restore()
-            self._update(trainer, pl_module)
+            self._end_task(trainer, pl_module)
+            self._reference = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for Lightning's checkpoint."""
         hooks = [hook.state_dict() for hook in self.hooks]
-        return {"memory": self.memory.state_dict(), "hooks": hooks, "updated": self._is_updated}
+        return {
+            "memory": self.memory.state_dict(),
+            "hooks": hooks,
+            "updated": self._is_updated,
+            "reference": dump_reference(self._reference),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of Lightning's checkpoint, which is loaded after the weights."""
@@ -140,25 +180,56 @@ class GradientMemoryCallback(Callback):
         if state is None:
             return
         self.memory.load_state_dict(state["memory"])
+        self._reference = load_reference(state.get("reference"))
         self._is_updated = state["updated"] and not self.hooks
         for hook, saved in zip(self.hooks, state["hooks"], strict=False):
             hook.load_state_dict(saved)
 
-    def _update(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.update or self._is_updated:
-            return
-
-        def forward(batch: Any) -> Any:
-            # Convert and move the batch as Lightning does.
-            batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
-            with trainer.precision_plugin.forward_context():
-                return self._forward(trainer.strategy.batch_to_device(batch))
-
+    def _end_task(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loader = trainer.train_dataloader
         assert loader is not None
+        if self._is_updated:
+            return
+        for hook in self.hooks:
+            hook.flush()
         with evaluation_pass(pl_module, loader):  # the memory's model may be a part of it
-            self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
+            if self.features is not None and self._reference is not None:
+                features = _run_as_trainer(self.features, trainer, pl_module)
+                realign(self.memory.model, self.heads, loader, features=features, reference=self._reference)
+            self._log_changes(trainer, pl_module)
+            if not self.update:
+                return
+            forward = _run_as_trainer(self._forward, trainer, pl_module)
+            report = self.memory.update(loader, samples=self.samples, mask=self.mask, forward=forward)
         self._is_updated = True
+        _log(trainer, collect_update(self.memory, report))
+
+    def _log_changes(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.check and trainer.loggers and self._reference is not None:
+            forward = _run_as_trainer(self._forward, trainer, pl_module)
+            figures = collect_changes(
+                self.memory, self.check, forward=forward, mask=self.mask, reference=self._reference
+            )
+            _log(trainer, figures)
 
     def _forward(self, batch: Any) -> Any:
         return (self.forward or make_forward(self.memory.model))(batch)
+
+
+def _run_as_trainer(
+    function: Callable[[Any], Any], trainer: Trainer, pl_module: LightningModule
+) -> Callable[[Any], Any]:
+    """Return a function whose batches are converted and moved, and which runs, as Lightning does it in training."""
+
+    def run(batch: Any) -> Any:
+        batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+        with trainer.precision_plugin.forward_context():
+            return function(trainer.strategy.batch_to_device(batch))
+
+    return run
+
+
+def _log(trainer: Trainer, figures: dict[str, float]) -> None:
+    # Lightning's self.log is not allowed when training or a validation ends.
+    for logger in trainer.loggers:
+        logger.log_metrics(figures, step=trainer.global_step)

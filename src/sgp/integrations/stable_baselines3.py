@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sgp.integrations.optimizers import attach_all
+from sgp.integrations.reference import find_reference, list_batches
+from sgp.integrations.tracking import collect_capacity, collect_changes, collect_update
 from sgp.projection import GradientMemory, OptimizerHook
 from sgp.projection.batches import evaluation_pass, preserve_random_state
 from sgp.projection.modes import Mode
@@ -33,7 +35,9 @@ class GradientMemoryCallback(BaseCallback):
             model.learn(100_000, callback=GradientMemoryCallback(memory))
 
     The memory is attached to every optimizer of the policy that has parameters of its model. When learning ends, it is
-    updated from observations of the last rollout or of the replay buffer.
+    updated from observations of the last rollout or of the replay buffer. The algorithm's logger receives free capacity
+    and captured energy of each group of layers when learning begins and ends, for TensorBoard and CSV but not the
+    terminal.
 
     Args:
         memory: Memory of ``model.policy`` or of a part of it.
@@ -44,8 +48,11 @@ class GradientMemoryCallback(BaseCallback):
         mode: Projection mode, as in ``memory.attach``.
         batch: Number of observations in a batch of the update.
         verbose: Verbosity, as in ``BaseCallback``.
+        check: Batches of observations of earlier games, on which leak and drift since the last update are measured and
+            logged when learning ends. A batch costs three forward passes.
 
     Raises:
+        TypeError: ``check`` is a single batch.
         ValueError: ``samples`` is below 1.
     """
 
@@ -59,6 +66,7 @@ class GradientMemoryCallback(BaseCallback):
         mode: Mode = "auto",
         batch: int = 256,
         verbose: int = 0,
+        check: Iterable[Any] = (),
     ) -> None:
         super().__init__(verbose)
         if samples < 1:
@@ -69,6 +77,7 @@ class GradientMemoryCallback(BaseCallback):
         self.update = update
         self.mode = mode
         self.batch = batch
+        self.check = list_batches(check)
         self.hooks: list[OptimizerHook] = []
         self._observations: Observations | None = None
 
@@ -76,6 +85,8 @@ class GradientMemoryCallback(BaseCallback):
         found = (getattr(module, "optimizer", None) for module in self.model.policy.modules())
         self.hooks = attach_all(self.memory, [o for o in found if isinstance(o, Optimizer)], mode=self.mode)
         self._observations = None
+        find_reference(self.memory, (), self.check)  # raises now and not after learning
+        self._record(collect_capacity(self.memory))
 
     def _on_step(self) -> bool:
         return True
@@ -87,11 +98,23 @@ class GradientMemoryCallback(BaseCallback):
             self._observations = self._sample(buffer)
 
     def _on_training_end(self) -> None:
+        if self.check and self.memory.tasks:
+            with evaluation_pass(self.model.policy, ()):
+                forward = self.forward or self.model.policy
+                self._record(collect_changes(self.memory, self.check, forward=forward))
         if self.update:
             self._update()
         for hook in self.hooks:
             hook.detach()
         self.hooks = []
+        # No algorithm writes what is recorded after its last iteration. The terminal warns of a table without rows.
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
+
+    def _record(self, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            # Tables in the terminal shorten names, and raise an error if two become equal.
+            self.logger.record(name, value, exclude=("stdout", "log"))
 
     def _update(self) -> None:
         policy, observations, self._observations = self.model.policy, self._observations, None
@@ -103,7 +126,8 @@ class GradientMemoryCallback(BaseCallback):
             warnings.warn("learning ended before the first rollout was complete: no update", stacklevel=2)
             return
         with evaluation_pass(policy, ()):  # the memory's model may be a part of it
-            self.memory.update(_split_batches(observations, self.batch), forward=self.forward or policy)
+            report = self.memory.update(_split_batches(observations, self.batch), forward=self.forward or policy)
+        self._record(collect_update(self.memory, report))
 
     def _sample(self, buffer: Any) -> Observations:
         """Return random observations of a rollout, [steps, environments, ...], in the form that the policy takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from sgp import storage
+from sgp.heads import realign
+from sgp.integrations.reference import (
+    Heads,
+    dump_reference,
+    find_reference,
+    list_batches,
+    list_heads,
+    load_reference,
+)
+from sgp.integrations.tracking import collect_capacity, collect_changes, collect_update
 from sgp.projection import GradientMemory, OptimizerHook
+from sgp.projection.anchor import Anchor
 from sgp.projection.batches import evaluation_pass, get_mask, make_forward
 from sgp.projection.modes import Mode
 
@@ -48,6 +59,17 @@ class GradientMemoryCallback(TrainerCallback):
         every: Number of steps that are projected at once, as in ``memory.attach``. An evaluation sees projected
             weights; the end of an epoch and a checkpoint also project.
         checkpoint: Folder that training resumes from, if it is outside the trainer's ``output_dir``.
+        heads: Heads of earlier tasks, which are realigned to the moved features before the update
+            (:func:`sgp.heads.realign`).
+        features: Function that returns the inputs of the heads for a batch of the training data.
+        log: ``trainer.log``, which receives free capacity and captured energy of each group of layers when training
+            begins and ends; None to log nothing.
+        check: Batches of earlier tasks, on which leak and drift since the last update are measured and logged at each
+            evaluation and at the end of training. A batch costs three forward passes.
+
+    Raises:
+        TypeError: ``check`` is a single batch.
+        ValueError: ``heads`` is passed without ``features``, or ``check`` without ``log``.
     """
 
     def __init__(
@@ -61,6 +83,10 @@ class GradientMemoryCallback(TrainerCallback):
         mode: Mode = "auto",
         every: int = 1,
         checkpoint: str | Path | None = None,
+        heads: Heads = (),
+        features: Callable[[Any], Tensor] | None = None,
+        log: Callable[[dict[str, float]], None] | None = None,
+        check: Iterable[Any] = (),
     ) -> None:
         self.memory = memory
         self.samples = samples
@@ -70,7 +96,14 @@ class GradientMemoryCallback(TrainerCallback):
         self.mode = mode
         self.every = every
         self.checkpoint = checkpoint
+        self.heads = list_heads(heads, features)
+        self.features = features
+        self.log = log
+        self.check = list_batches(check)
+        if self.check and log is None:
+            raise ValueError("check= needs log=, the function that logs leak and drift: pass log=trainer.log")
         self.hook: OptimizerHook | None = None
+        self._reference: Anchor | None = None
         self._evaluation = ExitStack()
 
     def on_train_begin(
@@ -81,9 +114,13 @@ class GradientMemoryCallback(TrainerCallback):
         if self.update:
             self._try_forward(args, kwargs["model"], kwargs["train_dataloader"])
         self.hook = self.memory.attach(kwargs["optimizer"], mode=self.mode, every=self.every)
+        self._reference = None
         if state.global_step > 0:
             folder = Path(self.checkpoint) if self.checkpoint else _folder(args, state)
             self._load(folder, self.hook)
+        self._reference = self._reference or find_reference(self.memory, self.heads, self.check)
+        if self.log is not None:
+            self.log(collect_capacity(self.memory))
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -101,6 +138,11 @@ class GradientMemoryCallback(TrainerCallback):
         elif control.should_evaluate:
             self._evaluation.enter_context(self.hook.projected())
 
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log leak and drift of the projected weights."""
+        if self.hook is not None:  # otherwise the evaluation is not part of a training
+            self._log_changes(kwargs["model"])
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -115,17 +157,17 @@ class GradientMemoryCallback(TrainerCallback):
             return
         folder = _folder(args, state)
         hook = {"format": storage.FORMAT, "hook": self.hook.state_dict(), "weights": self._digest()}
-        storage.write(folder / HOOK, hook)
+        storage.write(folder / HOOK, hook | {"reference": dump_reference(self._reference)})
         self.memory.save(folder / MEMORY)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Update the memory, and detach it from the optimizer."""
+        """Realign the heads of earlier tasks, update the memory, and detach it from the optimizer."""
         try:
-            if self.update:
-                self._update(kwargs["model"], kwargs["train_dataloader"])
+            self._end_task(kwargs["model"], kwargs["train_dataloader"])
         finally:
+            self._reference = None
             if self.hook is not None:
                 self.hook.detach()
                 self.hook = None
@@ -140,12 +182,25 @@ class GradientMemoryCallback(TrainerCallback):
                 get_mask(batch, self.mask)
                 (self.forward or make_forward(model))(batch)
 
-    def _update(self, model: nn.Module, batches: DataLoader[Any]) -> None:
+    def _end_task(self, model: nn.Module, batches: DataLoader[Any]) -> None:
         if hasattr(batches, "set_epoch"):  # the same order of the samples, whether training was resumed or not
             batches.set_epoch(0)
-        forward = self.forward or make_forward(model)
         with evaluation_pass(model, batches):  # the memory's model may be a part of it
-            self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
+            if self.features is not None and self._reference is not None:
+                realign(self.memory.model, self.heads, batches, features=self.features, reference=self._reference)
+            self._log_changes(model)
+            if not self.update:
+                return
+            forward = self.forward or make_forward(model)
+            report = self.memory.update(batches, samples=self.samples, mask=self.mask, forward=forward)
+        if self.log is not None:
+            self.log(collect_update(self.memory, report))
+
+    def _log_changes(self, model: nn.Module) -> None:
+        if self.log is None or not self.check or self._reference is None:
+            return
+        forward = self.forward or make_forward(model)
+        self.log(collect_changes(self.memory, self.check, forward=forward, mask=self.mask, reference=self._reference))
 
     def _load(self, folder: Path, hook: OptimizerHook) -> None:
         missing = [name for name in (HOOK, MEMORY) if not (folder / name).is_file()]
@@ -162,6 +217,7 @@ class GradientMemoryCallback(TrainerCallback):
             )
         self.memory.load(folder / MEMORY)
         hook.load_state_dict(saved["hook"])
+        self._reference = load_reference(saved.get("reference"))
 
     def _digest(self) -> str:
         """Return a digest of the trained weights, which differs between checkpoints."""
