@@ -18,7 +18,7 @@ History = Mapping[str, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True)
 class Claim:
-    """What a figure shows.
+    """Claims of a figure.
 
     Attributes:
         libraries: What the script needs beside torch and matplotlib.
