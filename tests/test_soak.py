@@ -10,7 +10,7 @@ pytest.importorskip("stable_baselines3", reason="of the extra 'rl'")
 pytest.importorskip("yaml", reason="of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="of the extra 'benchmarks'")
 
-from bench.soak import page
+from bench.soak import damage, page
 from bench.soak.__main__ import PARTS, run_part
 from bench.soak.calls import call
 from bench.soak.mutate import mutate_bytes, mutate_value
@@ -43,6 +43,13 @@ def test_an_exception_and_an_unclear_error_are_faults(monkeypatch: pytest.Monkey
     assert "exit code 1" in call(["run"]).fault
     monkeypatch.setattr("bench.soak.calls.main", lambda arguments: {}["key"])
     assert "KeyError" in call(["run"]).fault
+
+
+def test_a_config_that_is_refused_in_one_line_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("benchmark: digits\nmethod: sgp\nlr: high\n", encoding="utf-8")
+    outcome = damage._parse(path, "value")
+    assert (outcome.is_accepted, outcome.fault) == (False, "")
 
 
 def test_damage_depends_on_the_seed_alone_and_changes_something() -> None:

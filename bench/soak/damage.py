@@ -1,4 +1,4 @@
-"""Read damaged files: each is read as if nothing was wrong, or refused by one clear line, and nothing is executed."""
+"""Read damaged files: each must load normally or be refused with a one-line error, and nothing may be executed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from bench.soak.calls import Outcome, call
 from bench.soak.mutate import mutate_bytes, mutate_json, mutate_lines, mutate_value
 from sgp import storage
 from sgp.benchmarks import BENCHMARKS
+from sgp.cli.arguments import Exit
 from sgp.cli.run import parse_request
 from sgp.experiments.config import configure
 from sgp.methods import METHODS
 
 MEMORIES, CONFIGS, FOLDERS = 400, 300, 300
-# Of the files, the quick campaign reads one of so many; of the folders, a report is written of one of so many.
+# The quick campaign reads one in QUICK_SHARE of the files. A report is written for one in REPORTS of the folders.
 QUICK_SHARE, REPORTS = 20, 10
-# Events of Python's audit that no reading of a file may raise.
+# Audit events of Python that reading a file must never raise.
 EXECUTION = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn")
 # Aliases that a reader must not expand: ten levels of ten.
 BOMB = "".join(
     f"{level}: &{level} [{', '.join([f'*{before}'] * 10) if before else 1}]\n"
     for before, level in zip(["", *"abcdefghi"], "abcdefghij", strict=True)
 )
-# Texts that make a careless reader execute something, or fill the memory, or recurse.
+# Texts that make a careless reader execute something, exhaust the memory, or recurse.
 TAGS = (
     "benchmark: !!python/object/apply:pathlib.Path.touch [{path}]\nmethod: sgp\n",
     "!!python/object/apply:os.system ['touch {path}']\n",
@@ -58,7 +59,7 @@ TAGS = (
 
 
 class Proof:
-    """Object that leaves a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,7 +102,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
 
 
 def read_memories(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
-    """Damage the files of two memories again and again, and load each in both ways."""
+    """Damage the files of two memories repeatedly, and load each with `load` and with `from_file`."""
     path = folder / "memory.safetensors"
     models: list[tuple[nn.Module, Any]] = [(network(), inputs(0)), (Texts(), torch.arange(60).view(12, 5) % 20)]
     memories = []
@@ -127,7 +128,7 @@ def read_memories(folder: Path, chance: random.Random, proof: Proof) -> Iterator
 
 
 def _load(memory: sgp.GradientMemory, path: Path, damage: str, digest: str) -> Outcome:
-    """Load a file into a memory and into a new one, and put the memory back as it was."""
+    """Load a file into a memory and into a new one, and restore the memory."""
     state = copy.deepcopy(memory.state_dict())
     accepted = False
     ways: dict[str, Callable[[], Any]] = {
@@ -154,7 +155,7 @@ def _load(memory: sgp.GradientMemory, path: Path, damage: str, digest: str) -> O
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Write a damaged state with a digest that fits; one that no file can hold becomes a file without content."""
+    """Write a damaged state with a digest that fits; a state that cannot be written becomes an empty file."""
     try:
         storage.write(path, state)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -162,16 +163,14 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_configs(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
-    """Damage config files again and again, and read each as a run's and as a sweep's."""
+    """Damage config files repeatedly, and read each as the config of a run and of a sweep."""
     path = folder / "config.yaml"
-    methods, grids = (
-        list(METHODS),
-        [{"benchmark": "digits", "method": ["sgp", "gpm"], "seed": [0, 1], "lr": [0.1, 0.01]}],
-    )
+    methods = list(METHODS)
+    grid = {"benchmark": "digits", "method": ["sgp", "gpm"], "seed": [0, 1], "lr": [0.1, 0.01]}
     while True:
         values: Any = configure("digits", chance.choice(methods)).flat()
         if chance.random() < 0.3:
-            values = chance.choice(grids)
+            values = grid
         text = yaml.safe_dump(values, sort_keys=False).encode()
         kind = chance.choice(("bytes", "lines", "value", "value", "value", "tag"))
         if kind == "value":
@@ -189,15 +188,15 @@ def _parse(path: Path, damage: str) -> Outcome:
     """Read a config as `sgp run` does, without running it."""
     try:
         parse_request([str(path)])
-    except (ValueError, ImportError) as error:
-        return Outcome(damage, False, f"a message of several lines: {error}" if "\n" in str(error) else "")
+    except Exit as end:
+        return Outcome(damage, False, f"a message of several lines: {end}" if "\n" in str(end) else "")
     except Exception as error:
         return Outcome(damage, False, f"{type(error).__name__}: {error}")
     return Outcome(damage, True)
 
 
 def read_folders(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
-    """Damage a file of a run's folder again and again, and show, resume and report the run."""
+    """Damage a file of a run's folder repeatedly, and show, resume and report the run."""
     wholes = list(_make_runs(folder))
     path = folder / "run"
     for number in count():
@@ -214,7 +213,7 @@ def read_folders(folder: Path, chance: random.Random, proof: Proof) -> Iterator[
 
 
 def _damage_file(file: Path, chance: random.Random, proof: Proof) -> str:
-    """Damage a file, and return how."""
+    """Damage a file, and return the kind of damage."""
     data = file.read_bytes()
     kinds = ["bytes", "lines", "remove", "pickle", "folder"]
     kinds += ["value"] * 6 if file.suffix in (".json", ".jsonl", ".yaml", ".safetensors") else []
@@ -244,8 +243,7 @@ def _make_runs(folder: Path) -> Iterator[Path]:
             raise Stop
 
     BENCHMARKS._known["signs"] = signs.BENCHMARK
-    methods = {"sgp": "sgp", "trgp": "trgp"}
-    for method in methods:
+    for method in ("sgp", "trgp"):
         config = small(method, tasks=2, threads=1)
         run_config(folder / method, config)
         yield folder / method
@@ -262,7 +260,7 @@ def _make_runs(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _watch_execution() -> Iterator[list[str]]:
-    """Collect the events inside the context in which Python executes what a file says."""
+    """Collect the audit events inside the context by which content of a file would be executed."""
     executed: list[str] = []
     is_watching = True
 
