@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tyro", reason="the command needs tyro, of the extra 'benchmarks'")
 pytest.importorskip("yaml", reason="the command needs PyYAML, of the extra 'benchmarks'")
 pytest.importorskip("sklearn", reason="the command needs scikit-learn, of the extra 'benchmarks'")
 
