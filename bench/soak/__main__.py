@@ -1,6 +1,7 @@
-"""Reliability campaign: ``python -m bench.soak``, with the folder tests on ``PYTHONPATH``, or ``make soak``.
+"""Reliability campaign: ``make soak``, or ``python -m bench.soak`` with the folder ``tests`` on ``PYTHONPATH``.
 
-Each part writes its figures to a JSON file and prints what went wrong; the exit code is 1 if anything did.
+Each part prints its figures and faults, which ``--out`` also writes to a JSON file. The exit code is 1 if there is any
+fault.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sgp.experiments.folder import GAME_PACKAGES, collect_versions
 
 
 class Part(Protocol):
-    """Function that runs a part of the campaign and returns its figures; "faults" is what went wrong."""
+    """Function that runs a part of the campaign and returns its figures, with the list of its "faults"."""
 
     def __call__(self, folder: Path, *, quick: bool, seed: int) -> dict[str, Any]: ...
 
@@ -37,7 +38,7 @@ PARTS: dict[str, Part] = {
 
 
 def run_part(name: str, *, quick: bool, seed: int) -> dict[str, Any]:
-    """Run a part of the campaign in an empty folder and return its figures, its wall time and the date."""
+    """Run a part of the campaign in an empty folder, and return its figures, its wall time and the date."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="sgp-soak-") as folder:
         figures = PARTS[name](Path(folder), quick=quick, seed=seed)
@@ -46,11 +47,11 @@ def run_part(name: str, *, quick: bool, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the campaign and report."""
+    """Run the campaign, print its figures, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a few tasks, kills and files of each kind")
+    parser.add_argument("--quick", action="store_true", help="run a few tasks, kills and files of each kind")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="run only these parts; others stay in the JSON file")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything that is random; default: 0")
     parser.add_argument("--out", type=Path, help="JSON file of the figures")

@@ -1,4 +1,4 @@
-"""Run the command in this process and judge its answer."""
+"""Run the command in this process, and check its output and exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from sgp.cli import main
 
-# Seconds after which a command is taken to hang; each takes a few.
+# Seconds after which a command counts as hanging; a command takes a few seconds.
 CEILING = 300
 
 
@@ -25,9 +25,9 @@ class Outcome:
     """Outcome of a command, or of reading a damaged file.
 
     Attributes:
-        subject: Command, or what was damaged.
-        is_accepted: Whether it succeeded.
-        fault: What is unclear in the answer, if anything is.
+        subject: Command, or kind of damage.
+        is_accepted: Whether the command or the reading succeeded.
+        fault: Violation of the promised behaviour; empty if there is none.
         message: Errors that were printed.
     """
 
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def call(arguments: list[str]) -> Outcome:
-    """Run the command in this process; its errors are lines that begin with its name, with indented lists."""
+    """Run the command in this process. Every line of its errors must begin with its name or be indented."""
     output, errors = io.StringIO(), io.StringIO()
     subject = f"sgp {arguments[0]}"
     threads, before = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)

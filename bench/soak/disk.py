@@ -1,4 +1,4 @@
-"""Fill the disk while a memory or a run is saved; nothing is lost, and the error names the path."""
+"""Fill the disk while a memory or a run is saved; nothing may be lost, and the error must name the path."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SIZE = 8 * 2**20
 SAVES, RUNS = 100, 20
 QUICK_SHARE = 10
 RUN = ["run", "digits", "--kind", "split", "--tasks", "3", "--epochs", "2", "--threads", "1"]
-# Function that leaves a number of bytes of room inside the context.
+# Function that limits the free space to a number of bytes inside the context.
 Limit = Callable[[int], AbstractContextManager[None]]
 
 
 def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
-    """Save memories and runs with less and less room.
+    """Save memories and runs on a disk with little free space.
 
     Args:
         folder: Empty folder.
         quick: Whether to save a few times only.
-        seed: Seed of the sizes.
+        seed: Seed that draws the free space.
 
     Returns:
         Figures of the campaign.
@@ -49,7 +49,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
 
 @contextmanager
 def make_disk(place: Path) -> Iterator[tuple[str, Limit]]:
-    """Mount a small disk, or where that is not allowed limit the size of files; yield the kind and the limit."""
+    """Mount a small disk, or limit the size of files where mounting is not allowed; yield the kind and the limit."""
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
     is_mounted = shutil.which("mount") is not None and subprocess.run(mount, capture_output=True).returncode == 0
@@ -86,14 +86,14 @@ def _limit_files(room: int) -> Iterator[None]:
 
 
 def fill_while_saving(disk: Path, limit: Limit, saves: int, chance: random.Random, faults: list[str]) -> dict[str, int]:
-    """Save a memory with random room, and check that a failure leaves the old file and no other.
+    """Save a memory with random free space, and check that a failure leaves the old file and no other.
 
     Args:
         disk: Folder on the disk.
-        limit: Function that leaves some room.
+        limit: Function that limits the free space.
         saves: Number of saves.
-        chance: Random numbers that draw the room.
-        faults: List that is extended by what went wrong.
+        chance: Random numbers that draw the free space.
+        faults: List to which faults are appended.
 
     Returns:
         Numbers of saves and of failures.
@@ -126,14 +126,14 @@ def fill_while_saving(disk: Path, limit: Limit, saves: int, chance: random.Rando
 def fill_while_running(
     folder: Path, limit: Limit, runs: int, chance: random.Random, faults: list[str]
 ) -> dict[str, int]:
-    """Run with random room until it fails, resume with more room each time, and compare with an undisturbed run.
+    """Run with little free space, resume with more each time, and compare with an undisturbed run.
 
     Args:
         folder: Folder of the undisturbed run, with a folder ``disk``.
-        limit: Function that leaves some room.
+        limit: Function that limits the free space.
         runs: Number of runs.
-        chance: Random numbers that draw the room.
-        faults: List that is extended by what went wrong.
+        chance: Random numbers that draw the free space.
+        faults: List to which faults are appended.
 
     Returns:
         Numbers of runs and of failures.
@@ -153,6 +153,6 @@ def fill_while_running(
                 faults.append(f"run {number} with {room} bytes: {outcome.fault or outcome.message}")
         last = call(again)
         if not last.is_accepted or trace(path) != trace(whole):
-            faults.append(f"run {number}: other bits after the failures: {last.fault or last.message}")
+            faults.append(f"run {number}: differs after the failures: {last.fault or last.message}")
         shutil.rmtree(path, ignore_errors=True)
     return {"runs": runs, "failures": failures}

@@ -1,4 +1,4 @@
-"""Kill runs of every method at random moments; each must resume to the bits of a run that was never killed."""
+"""Kill runs of every method at random moments; each must end bit-identical to a run that was never killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sgp.methods import METHODS
 
 KILLS = 200
 DIGITS = ["digits", "--kind", "split", "--tasks", "2", "--epochs", "2"]
-# Methods of the quick campaign, each with the trainers that can run it.
+# Methods of the quick campaign, each run with every trainer that supports it.
 QUICK = ("sgp", "den")
 
 
@@ -45,7 +45,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
     Args:
         folder: Empty folder.
         quick: Whether to kill a few runs only.
-        seed: Seed of the moments.
+        seed: Seed that draws the moments of the kills.
 
     Returns:
         Figures of the campaign.
@@ -86,7 +86,7 @@ def kill_and_compare(folder: Path, kind: Kind, kills: int, chance: random.Random
     """Kill a run at random moments, resume it after each kill, and compare it with a run that was never killed.
 
     Args:
-        folder: Folder of both runs, which are removed if they are the same.
+        folder: Folder of both runs, which are removed if they are identical.
         kind: Kind of the run.
         kills: Number of kills.
         chance: Random numbers that draw the moments.
@@ -97,13 +97,13 @@ def kill_and_compare(folder: Path, kind: Kind, kills: int, chance: random.Random
     whole, killed = folder / "whole", folder / "killed"
     assert run_command(command(whole, *kind.arguments)) == 0, "the run failed without a kill"
     again, total, count = [*command(killed, *kind.arguments), "--resume"], lines(whole), 0
-    # In order, since a run never gets back to an earlier moment.
+    # In order, since a run never returns to an earlier moment.
     for wanted in sorted(chance.randrange(total - 1) for _ in range(kills)):
         status = Child(run_until_killed, wanted, chance.randint(1, 4), str(killed), again).end()
         assert status == -signal.SIGKILL, f"the run ended with exit code {status} after {count} kills"
         count += 1
     assert run_command(again) == 0, f"the run does not resume after {count} kills"
-    assert trace(killed) == trace(whole), f"other bits after {count} kills"
+    assert trace(killed) == trace(whole), f"the run differs after {count} kills"
     for each in (whole, killed):
         shutil.rmtree(each)
     return count

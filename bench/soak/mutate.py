@@ -1,4 +1,4 @@
-"""Random damage: to bytes, to texts, and to values that are well formed otherwise."""
+"""Random damage to bytes, to lines of text, and to values of otherwise well-formed files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What may stand in a file where something else is expected.
+# Values that replace a value of another type.
 JUNK: tuple[Any, ...] = (
     *(None, True, -1, 0, 10**30, 1.5, float("nan"), float("inf"), "", "a" * 300, "\0", "../..", "ä", "sgp", "digits"),
     *([], {}, [[]], [None], {"a": 1}, {"event": "task"}, [1, 2, 3]),
@@ -76,13 +76,13 @@ def mutate_value(value: Any, chance: random.Random) -> Any:
 
 
 def mutate_json(data: bytes, chance: random.Random) -> bytes:
-    """Return JSON with one change at a random place, of one line if there are several."""
+    """Return JSON with one change at a random place; of JSON lines, one line changes."""
     lines = data.splitlines(keepends=True)
     position = chance.randrange(len(lines))
     try:
         lines[position] = json.dumps(mutate_value(json.loads(lines[position]), chance)).encode() + b"\n"
         return b"".join(lines)
-    except ValueError:  # one value in several lines
+    except ValueError:  # a single value over several lines
         return json.dumps(mutate_value(json.loads(data), chance), indent=2).encode()
 
 

@@ -34,7 +34,7 @@ def make_page(text: str, report: dict[str, Any]) -> str:
     named = ", ".join(f"{name} {versions[name]}" for name in ("sgp", "python", "torch", "numpy", "safetensors", "ray"))
     lines = [
         "",
-        "| part | what was done | what was found | faults | minutes |",
+        "| part | test | result | faults | minutes |",
         "| --- | --- | --- | ---: | ---: |",
         *rows,
         "",
@@ -57,21 +57,24 @@ def _describe_tasks(figures: dict[str, Any]) -> tuple[str, str]:
 def _describe_kills(figures: dict[str, Any]) -> tuple[str, str]:
     runs = figures["killed runs"]
     kinds = " and ".join(f"{len(methods)} methods with the {trainer} trainer" for trainer, methods in runs.items())
-    return f"{figures['kills']} kills of runs of {kinds}", "all runs ended with the bits of a run that was not killed"
+    return f"{figures['kills']} kills of runs of {kinds}", "every run ended bit-identical to one that was not killed"
 
 
 def _describe_damage(figures: dict[str, Any]) -> tuple[str, str]:
     kinds = ("memory files", "configs", "run folders")
     counts = ", ".join(f"{sum(figures[kind].values())} {kind}" for kind in kinds)
     accepted = ", ".join(f"{figures[kind]['accepted']} {kind}" for kind in kinds)
-    return f"{figures['files']:,} damaged files: {counts}", f"read: {accepted}; all others refused by one line"
+    return (
+        f"{figures['files']:,} damaged files: {counts}",
+        f"loaded: {accepted}; all others refused with a one-line error",
+    )
 
 
 def _describe_sweep(figures: dict[str, Any]) -> tuple[str, str]:
     events = ", ".join(map(str, figures["lost after events"]))
     return (
         f"{figures['sweeps']} sweeps on Ray that each lost a worker, after {events} events",
-        f"all {figures['runs']} runs ended with the bits of runs on one machine",
+        f"all {figures['runs']} runs ended bit-identical to runs on one machine",
     )
 
 
@@ -79,7 +82,7 @@ def _describe_disk(figures: dict[str, Any]) -> tuple[str, str]:
     memories, runs = figures["memories"], figures["runs"]
     return (
         f"{memories['saves']} saves of a memory and {runs['runs']} runs on a full disk ({figures['disk']})",
-        f"{memories['failures']} saves and {runs['failures']} starts failed, with nothing lost",
+        f"{memories['failures']} saves and {runs['failures']} starts failed, and nothing was lost",
     )
 
 

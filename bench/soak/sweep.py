@@ -1,4 +1,4 @@
-"""Lose a worker of a Ray cluster while it runs a sweep; all runs end with the bits of runs on this machine."""
+"""Kill a worker of a Ray cluster during a sweep; all runs must end bit-identical to runs on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
     Args:
         folder: Empty folder.
         quick: Whether to run one sweep only.
-        seed: Unused, since the worker is lost when its run has reached a number of events.
+        seed: Unused, since the worker is killed when its run has reached a certain number of events.
 
     Returns:
         Figures of the campaign.

@@ -1,4 +1,4 @@
-"""Learn many tasks in one process, without growth of its memory or of its open files."""
+"""Learn many tasks in one process, and check that its memory, file handles and objects do not grow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sgp.experiments.config import Config, configure
 TASKS, QUICK = 100, 30
 WIDTH, CLASSES, BATCHES, BATCH = 64, 4, 8, 32
 # Growth in the second half of the tasks that is not a leak: noise of the allocator in MiB, and Python objects per task,
-# such as the row of accuracies that a run keeps. An optimizer or a hook that stayed would be dozens.
+# such as the row of accuracies that a run keeps. A leaked optimizer or hook would add dozens of objects per task.
 MARGIN, OBJECTS_PER_TASK = 4.0, 5
 
 
@@ -41,7 +41,7 @@ class Usage:
 
 
 def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
-    """Learn many tasks in a loop of our own, and as many by `sgp run`'s trainer.
+    """Learn many tasks in a plain training loop, and as many with the trainer of `sgp run`.
 
     Args:
         folder: Empty folder.
@@ -59,7 +59,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
 
 
 def find_growth(first: Usage, last: Usage, tasks: int) -> Iterator[str]:
-    """Yield what grew over some tasks.
+    """Yield each measure that grew over some tasks.
 
     Args:
         first: Usage before the tasks.
@@ -73,7 +73,7 @@ def find_growth(first: Usage, last: Usage, tasks: int) -> Iterator[str]:
 
 
 def learn_in_loop(folder: Path, tasks: int, seed: int) -> tuple[Usage, Usage]:
-    """Learn tasks with one memory; return the usage after half of them and after the last one."""
+    """Learn tasks with one memory, and return the usage after half of them and after the last one."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
     memory = sgp.GradientMemory(model, threshold=0.9, alpha=5)
@@ -99,7 +99,7 @@ def learn_in_loop(folder: Path, tasks: int, seed: int) -> tuple[Usage, Usage]:
 
 
 def _make_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return a task whose inputs span few dimensions, other ones than those of other tasks."""
+    """Return batches of a task whose inputs span four dimensions, which differ between tasks."""
     generator = torch.Generator().manual_seed(seed)
     mixing = torch.randn(4, WIDTH, generator=generator)
     inputs = torch.randn(BATCHES * BATCH, 4, generator=generator) @ mixing
@@ -108,7 +108,7 @@ def _make_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def learn_in_trainer(folder: Path, tasks: int, seed: int) -> tuple[Usage, Usage]:
-    """Learn permuted digits as `sgp run` does; return the usage after half of the tasks and after the last one."""
+    """Learn permuted digits as `sgp run` does, and return the usage after half of the tasks and after the last one."""
     usages: list[Usage] = []
 
     def observe(event: str, values: dict[str, Any]) -> None:
@@ -123,8 +123,8 @@ def learn_in_trainer(folder: Path, tasks: int, seed: int) -> tuple[Usage, Usage]
 
 
 def measure_usage() -> Usage:
-    """Return what this process uses now."""
+    """Measure the current usage of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    handles = len(list(Path("/proc/self/fd").iterdir())) - 1  # without the one that lists them
+    handles = len(list(Path("/proc/self/fd").iterdir())) - 1  # without the handle that lists them
     return Usage(round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1), handles, len(gc.get_objects()))
