@@ -14,7 +14,7 @@ from typing import Any
 from bench.row import as_ratio
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.config import Config, as_command
 from sgp.experiments.folder import RunFolder
 from sgp.experiments.summary import Summary, read_summary
@@ -221,7 +221,7 @@ def _make_row(group: list[Run]) -> dict[str, object]:
         "seeds": ", ".join(f"[{summary.config.seed}](runs/{path.name})" for path, summary in group),
         "runs": len(group),
         "stored (MB)": f"{max(summary.extra_bytes for summary in summaries) / 1e6:.1f}",
-        "time": span(mean(sum(summary.seconds.values()) for summary in summaries)),
+        "time": format_duration(mean(sum(summary.seconds.values()) for summary in summaries)),
     }
     return common | (_summarize_games if config.is_game else _summarize_tasks)(summaries)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 pytest.importorskip("yaml", reason="the settings come from YAML files; of the extra 'benchmarks'")
 
 from sgp.experiments import callbacks
-from sgp.experiments.callbacks import Display, span
+from sgp.experiments.callbacks import Display, format_duration
 from sgp.experiments.config import configure
 
 CONFIG = configure("digits", "sgp", epochs=4)
@@ -115,7 +115,7 @@ def test_updates_of_games_are_a_live_line_and_evaluations_stay(clock: list[float
     ],
 )
 def test_time_is_told_in_words(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words
 
 
 class Writer:

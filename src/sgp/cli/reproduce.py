@@ -12,7 +12,7 @@ from pathlib import Path
 import sgp
 from sgp.cli.arguments import flag, parse_into, positional
 from sgp.cli.sweep import Options as SweepOptions
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.config import as_command
 from sgp.experiments.sweep import Sweep, expand_grids
 from sgp.paper import TABLES, find_cells
@@ -228,11 +228,11 @@ def _print_estimate(reproduction: Reproduction, missing: Sequence[tuple[Outcome,
         known = estimate_seconds(reproduction, outcome)
         total += known[0] * len(repeats) if known else 0.0
         unknown_times += 0 if known else len(repeats)
-        each = f"{span(known[0])} each, {known[1]}" if known else "time unknown"
+        each = f"{format_duration(known[0])} each, {known[1]}" if known else "time unknown"
         text = f"{cell.benchmark} {cell.method}, {cell.repeated} {', '.join(map(str, repeats))}: {each}"
         print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
     without = f", without {words.format_count(unknown_times, 'run')} of unknown time" if unknown_times else ""
-    print(f"about {span(total)} of one core in all{without}")
+    print(f"about {format_duration(total)} of one core in all{without}")
 
 
 def _plan_sweep(missing: Sequence[tuple[Outcome, Sequence[int]]], options: Options) -> Sweep:

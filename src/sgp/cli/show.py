@@ -12,7 +12,7 @@ from rich.table import Table
 from sgp import paper
 from sgp.benchmarks.metrics import acc, bwt, relative_fwt
 from sgp.cli.arguments import exit_on, parse_into, positional
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.config import is_whole
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.summary import Summary, read_summary
@@ -81,7 +81,7 @@ def _describe(summary: Summary) -> list[str]:
     reward = f"accumulated normalized reward {_format_reward(last.get('accumulated'))} of {len(summary.tasks)}"
     lines = [
         reward if summary.config.is_game else _describe_accuracy(summary),
-        f"time {span(whole)}: {phases}",
+        f"time {format_duration(whole)}: {phases}",
         f"memory: {sizes}; network capacity {last['capacity']:.0f} %",
     ]
     if last["free"]:
@@ -131,7 +131,7 @@ def _print_comparison(console: Console, summaries: dict[str, Summary]) -> None:
         view.add_column(heading, justify="right", no_wrap=True)
     for name, summary in summaries.items():
         cells = _compare_rewards(summary, count) if is_game else _compare_accuracies(summary, first, count)
-        time, extra = span(sum(summary.seconds.values())), f"{summary.extra_bytes / 2**20:.1f}"
+        time, extra = format_duration(sum(summary.seconds.values())), f"{summary.extra_bytes / 2**20:.1f}"
         view.add_row(escape(Path(name).name), *cells, time, extra)
     console.print(view)
     console.print(REWARDS if is_game else "FWT is relative to the first run", highlight=False)

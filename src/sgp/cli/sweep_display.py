@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.config import Config
 from sgp.experiments.folder import RunError, RunFolder
 from sgp.experiments.jobs import Events, Job
@@ -82,13 +82,13 @@ class SweepDisplay:
         taken = time.monotonic() - self._running.pop(folder)
         self._ended.add(folder)
         if status:
-            self._print(folder, f"failed, {describe_status(status)} ({span(taken)})", "red")
+            self._print(folder, f"failed, {describe_status(status)} ({format_duration(taken)})", "red")
             return
         last = read_outcome(folder) or {}
         score = f"ACC {last['acc']:.2f} %" if last.get("acc") is not None else "finished"
         if last.get("reward") is not None:
             score = f"reward {last['reward']:.2f}"
-        self._print(folder, f"{score} ({span(taken)})")
+        self._print(folder, f"{score} ({format_duration(taken)})")
 
     def _print(self, folder: Path, what: str, style: str = "") -> None:
         line = f"{len(self._ended)}/{len(self.configs)} {folder.name}: {what}"
@@ -103,9 +103,9 @@ class SweepDisplay:
         done += sum(max(0.0, progress.share - self._before[folder].share) for folder, progress in running.items())
         elapsed = time.monotonic() - self._begun
         heading = f"{len(self._ended)}/{len(self.configs)} runs"
-        left = f", about {span(elapsed * (whole - done) / done)} left" if done else ""
+        left = f", about {format_duration(elapsed * (whole - done) / done)} left" if done else ""
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(heading, ProgressBar(total=whole, completed=done, width=20), f"{span(elapsed)}{left}")
+        bar.add_row(heading, ProgressBar(total=whole, completed=done, width=20), f"{format_duration(elapsed)}{left}")
         lines = Table.grid(padding=(0, 2))
         lines.add_column(no_wrap=True)
         lines.add_column(no_wrap=True, justify="right")

@@ -16,13 +16,13 @@ from sgp.experiments.config import Config
 
 
 class Callback(Protocol):
-    """Function that is called for every event of a run, as it is written to the metrics."""
+    """Function that is called for every event of a run, with the values that are written to the metrics."""
 
     def __call__(self, event: str, values: dict[str, Any]) -> None: ...
 
 
 class Display:
-    """Print the progress of a run and the result of each task: with a bar at a terminal, elsewhere in plain lines.
+    """Print the progress of a run and the result of each task: with a bar in a terminal, otherwise in plain lines.
 
     Use it as a context manager, and pass it to the trainer as a callback.
 
@@ -89,7 +89,7 @@ class Display:
 
     def _print_task(self, values: dict[str, Any]) -> None:
         row: list[float] = values["accuracies"]
-        taken = span(self._task_seconds[-1])
+        taken = format_duration(self._task_seconds[-1])
         self._print(
             f"{self._name_task(values)} {values['name']}: {row[-1]:.1f} %; all so far {mean(row):.1f} % ({taken})"
         )
@@ -122,16 +122,16 @@ class Display:
         return f"{self._unit} {values['task'] + 1}/{len(self.names)}"
 
     def _format_left(self, task: int, done: int) -> str:
-        """Return the time that is left if this task takes its full length and later ones as long as earlier ones."""
+        """Format the remaining time, if this task has its full length and later tasks take as long as earlier ones."""
         # A run that resumed inside a task has seen fewer epochs than the task has had.
         each = (time.monotonic() - self._begun) / self._seen if self._seen else 0.0
         usual = mean(self._task_seconds) if self._task_seconds else each * self._total
         rest = each * (self._total - done) if self._seen else usual * (1 - done / self._total)
-        return f", {span(rest + (len(self.names) - task - 1) * usual)} left" if self._seen or usual else ""
+        return f", {format_duration(rest + (len(self.names) - task - 1) * usual)} left" if self._seen or usual else ""
 
 
-def span(seconds: float) -> str:
-    """Format a duration for people to read."""
+def format_duration(seconds: float) -> str:
+    """Format a duration in hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -140,7 +140,7 @@ def span(seconds: float) -> str:
 
 
 def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
-    """Return a callback that writes events for TensorBoard beside a run's metrics, or none if it is not installed."""
+    """Return a list with a callback that writes events for TensorBoard; empty if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         return []
     from torch.utils.tensorboard import SummaryWriter
@@ -159,7 +159,7 @@ def make_tensorboard_callbacks(folder: Path) -> list[Callback]:
 
 
 def _silence_writer_threads() -> None:
-    """Stop the threads of TensorBoard from printing their errors, which the writer raises again at the next event."""
+    """Keep threads of TensorBoard from printing their errors, which the writer raises again at the next event."""
     report = threading.excepthook
     if getattr(report, "is_silent", False):
         return
@@ -173,7 +173,7 @@ def _silence_writer_threads() -> None:
 
 
 def _list_scalars(event: str, values: dict[str, Any]) -> tuple[dict[str, float | None], int]:
-    """Return the numbers of an event by the names of their curves, and their place on the horizontal axis."""
+    """Return the scalars of an event by the names of their curves, and their position on the horizontal axis."""
     task = values["task"] + 1 if "task" in values else 0
     if event == "epoch":
         names = ("train_loss", "validation_loss", "validation_accuracy", "lr")

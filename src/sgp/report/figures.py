@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from sgp import paper
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.report import games, palette, words
 from sgp.report.collect import Run
@@ -161,7 +161,7 @@ COSTS = (
         "minutes",
         "wall time of whole runs",
         lambda each: each.seconds / 60,
-        lambda gpm: f"took {span(gpm.seconds)}",
+        lambda gpm: f"took {format_duration(gpm.seconds)}",
         2,
     ),
     Cost(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import sgp
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.methods import METHODS
 from sgp.report import games, palette, words
 from sgp.report.collect import LeftOut, Run
@@ -199,7 +199,7 @@ def _list_facts(best: Group, groups: Sequence[Group]) -> list[tuple[str, str]]:
     if reference is not None and reference is not best and reference.seconds:
         facts.append(("Time against GPM", f"{best.seconds / reference.seconds:.2f} ×"))
     size = words.format_size(best.extra_bytes)
-    facts += [("Time", span(best.seconds)), ("Extra memory", size), ("Rests on", best.repeats)]
+    facts += [("Time", format_duration(best.seconds)), ("Extra memory", size), ("Rests on", best.repeats)]
     if "acc" in best.published:
         published = words.format_deviation(best.published["acc"], best.published.get("acc_std"), 2)
         facts.append(("Paper", f"{published} %"))
@@ -214,7 +214,7 @@ def _describe_run(run: Run, out: Path) -> dict[str, str]:
         facts += [f"BWT {words.format_number(run.bwt, 2)} %"] if run.bwt is not None else []
     elif games.get_reward(run) is not None:
         facts.append(f"accumulated reward {words.format_number(games.get_reward(run) or 0.0, 2)}")
-    facts.append(span(run.seconds))
+    facts.append(format_duration(run.seconds))
     return {
         "name": run.name,
         "path": words.remove_control_characters(str(run.path)),

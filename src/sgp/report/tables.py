@@ -8,7 +8,7 @@ from typing import Any
 
 from sgp import paper
 from sgp.benchmarks.metrics import relative_fwt
-from sgp.experiments.callbacks import span
+from sgp.experiments.callbacks import format_duration
 from sgp.experiments.config import configure
 from sgp.experiments.record import REPEATS, TECHNICAL
 from sgp.methods import METHODS
@@ -204,7 +204,7 @@ def _make_result_row(each: Group, groups: Sequence[Group], *, has_capacity: bool
 def make_cost_cells(each: Group) -> list[Cell]:
     """Return the cells of a group's time and memory."""
     size = words.format_size(each.extra_bytes)
-    return [Cell(span(each.seconds), each.seconds, each.anchor), Cell(size, each.extra_bytes, each.anchor)]
+    return [Cell(format_duration(each.seconds), each.seconds, each.anchor), Cell(size, each.extra_bytes, each.anchor)]
 
 
 def make_times(groups: Sequence[Group]) -> Table | None:
