@@ -2,11 +2,11 @@
 
 A small language model has learned English: a Llama of three layers that reads bytes, trained here on the texts of
 Python's own manual. Now it is fine-tuned on additions. What it can do is protected without any of the texts that it was
-trained on: the model writes some itself (`sgp.calibrate`), and the memory keeps the directions that these use in each
-layer. Embeddings and the output layer are protected as well.
+trained on: the model generates texts itself (`sgp.calibrate`), and the memory protects the directions that these use in
+each layer. Embeddings and the output layer are protected as well.
 
-The score is the loss in bits per byte, so lower is better. Protection has its price here: in the same number of steps,
-the additions are learned less well. With a real model it is the same four lines:
+The score is the loss in bits per byte, so lower is better. Protection has a price here: in the same number of steps,
+the additions are learned less well. With a real model, the same few lines are used:
 [Keep a pretrained model's abilities](../../docs/keep-abilities.md).
 """
 
@@ -43,7 +43,7 @@ HELD_OUT = {"English": ENGLISH[-64:], "additions": write_additions(seed=1)[:64]}
 
 @torch.no_grad()
 def test(model: nn.Module) -> list[float]:
-    """Return the loss on English and on additions in bits."""
+    """Return the loss on English and on additions, in bits per byte."""
     model.eval()
     return [model(input_ids=rows, labels=rows).loss.item() / math.log(2) for rows in HELD_OUT.values()]
 
@@ -68,6 +68,7 @@ def train(
 
 
 def pretrain() -> nn.Module:
+    """Return a model that is trained on English."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
@@ -76,6 +77,7 @@ def pretrain() -> nn.Module:
 
 
 def fine_tune(model: nn.Module, protect: bool) -> list[list[float]]:
+    """Fine-tune a model on additions, and return the losses before and after every ten steps."""
     memory = None
     if protect:
         memory = sgp.GradientMemory(model, threshold=0.95, alpha=10)

@@ -1,12 +1,12 @@
 """Learn new classes of digits.
 
 A network with ten outputs learns to tell the digits 0 to 3 apart, then 4 to 6, then 7 to 9. Each task is tested as the
-whole problem: the network has to choose among all ten classes, and nobody tells it which task an image is from.
+whole problem: the network has to choose among all ten classes, and is not given the task of an image.
 
-This is the hardest setting of continual learning. With finetuning the network answers with a class of the
-last task whatever it sees. Scaled gradient projection keeps most of the answers, without a single stored image. It
-learns the last classes a little less well, and some of what it loses is out of its reach: no image of a 3 is ever seen
-beside one of an 8, so nothing compares the two.
+This is the hardest setting of continual learning. After finetuning, the network predicts a class of the last task for
+every image. Scaled gradient projection keeps most of the predictions, without a single stored image. It learns the last
+classes a little less well. Part of what it loses cannot be avoided without stored images: no image of a 3 is ever in a
+batch with one of an 8, so nothing trains the network to tell them apart.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """Fine-tune a pretrained encoder on one task after another.
 
 MiniLM, a sentence encoder, learns three questions about short sentences in a row: what a sentence is about, which mood
-it has, what it asks for. Each task has a head of its own on the mean of the token vectors. The words that
-decide a test sentence are not among those of the training sentences, so the network needs what it has learned in its
-pretraining, too.
+it has, what it asks for. Each task has its own head on the mean of the token vectors. The words that determine the
+class of a test sentence are not in the training sentences, so the network also needs what it has learned in its
+pretraining.
 
 The heads belong to single tasks and are excluded from the memory. Padding does not count, since the batches have an
 `attention_mask`. `every=4` projects the change of four steps at once.
@@ -23,7 +23,8 @@ import sgp
 from examples.gallery.figure import draw
 
 EPOCHS = 3
-# A pattern, words for its first gap by class, of which the last three are for testing, and words for its second gap.
+# A pattern, words for its first gap by class, and words for its second gap. The last three words of each class and the
+# last four words for the second gap are for testing.
 TASKS = {
     "topic": (
         "the {} was {}",

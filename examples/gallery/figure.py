@@ -70,7 +70,7 @@ def _draw_lines(
     form: str,
     ink: str,
 ) -> None:
-    """Draw lines from a time on, each with its last value, which is moved so that it does not cover another one."""
+    """Draw lines from a time on, each labeled with its last value, and move labels that would overlap."""
     low, high = panel.get_ylim()
     ends = [values[-1] for values in lines.values()]
     are_close = max(ends) - min(ends) < 0.1 * (high - low)

