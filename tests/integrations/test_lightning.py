@@ -320,7 +320,7 @@ def test_attaching_to_lightnings_wrapper_attaches_to_the_inner_optimizer() -> No
 
 
 def read_metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return step and value of each figure that a CSVLogger wrote."""
+    """Return step and value of each metric that a CSVLogger wrote."""
     (file,) = folder.rglob("metrics.csv")
     found: dict[str, list[tuple[int, float]]] = {}
     with file.open(encoding="utf-8", newline="") as lines:

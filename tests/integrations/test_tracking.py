@@ -1,4 +1,4 @@
-"""Figures of a memory for the loggers of trainers."""
+"""Metrics of a memory for the loggers of trainers."""
 
 import re
 from itertools import pairwise

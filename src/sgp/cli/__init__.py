@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         exit_on_interrupt()
         arguments = sys.argv[1:]
-    # Before anything optional is imported: a bare install must be able to say what it is.
+    # Before anything optional is imported, so that a bare install can print its help and version.
     if not arguments or arguments[0] in ("-h", "--help"):
         print(OVERVIEW)
         return 0
@@ -83,6 +83,6 @@ def _run_command(name: str, *arguments: str) -> int:
     except KeyboardInterrupt:
         print("sgp: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has left, as `head` does
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         sys.stderr.close()
         return 141

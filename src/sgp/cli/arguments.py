@@ -1,6 +1,6 @@
-"""Arguments of the subcommands: options are the fields of dataclasses, and their help is the fields' docstrings.
+"""Arguments of the subcommands: each option is a field of a dataclass, and its help is the field's docstring.
 
-A value is converted by the field's type. Help shows values as a user types them, and fits 80 columns.
+The type of a field converts its value. The help shows values as a user types them, and fits 80 columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sgp.settings import RANGE, convert, find_options
 
 # Keys of a field's metadata.
 METAVAR, FLAG = "metavar", "flag"
-# Columns of the help: of the descriptions, and in all.
+# Column of the help at which descriptions begin, and its total width.
 LEFT, WIDTH = 28, 80
 PLACEHOLDERS = {int: "N", float: "X", Path: "PATH", NoneType: "none"}
 T = TypeVar("T")
@@ -52,22 +52,22 @@ def exit_on(*errors: type[Exception], code: int = 2) -> Iterator[None]:
 
 
 def positional(metavar: str, default: Any = MISSING) -> Any:
-    """Return a dataclass field for an argument that has no option in front of it.
+    """Return a dataclass field for a positional argument.
 
     Args:
         metavar: Name of the argument in help and errors.
-        default: Value without the argument; if there is none, the argument is required.
+        default: Default value; without one, the argument is required.
     """
     return field(default=default, metadata={METAVAR: metavar})
 
 
 def flag() -> Any:
-    """Return a dataclass field for an option that is false by default and has no opposite."""
+    """Return a dataclass field for a boolean option that is off by default and has no ``--no-`` form."""
     return field(default=False, metadata={FLAG: True})
 
 
 class Parser(ArgumentParser):
-    """Parser of the fields of dataclasses, whose errors are exceptions.
+    """Argument parser for the fields of dataclasses, which raises exceptions instead of ending the process.
 
     Args:
         usage: Command with its arguments.
@@ -101,8 +101,8 @@ class Parser(ArgumentParser):
         Args:
             heading: Heading of the arguments in the help.
             kind: Dataclass.
-            values: Value of each argument that is not given; None if the help is not printed.
-            leave_out: Names of fields that are no arguments.
+            values: Default value of each argument, for the help; None if the help is not printed.
+            leave_out: Names of fields that are not arguments.
         """
         group, hints = self.add_argument_group(heading), get_type_hints(kind)
         docs = {} if values is None else read_docs(kind)  # type: ignore[arg-type]  # classes are hashable
@@ -121,11 +121,11 @@ class Parser(ArgumentParser):
                 group.add_argument(write_option(entry.name), dest=entry.name, help=text, **options)
 
     def parse(self, arguments: Sequence[str], explain: Callable[[str], str] | None = None) -> dict[str, Any]:
-        """Parse arguments to values by the name of their field. Arguments that are not given are left out.
+        """Parse arguments, and return their values by the name of their field. Omitted arguments are left out.
 
         Args:
             arguments: Words of the command line.
-            explain: Function that returns the error message for an unknown option; by default the message has the
+            explain: Function that returns the error message for an unknown option; by default the message suggests the
                 nearest options.
 
         Raises:
@@ -159,11 +159,11 @@ def _takes_pairs(hint: Any) -> bool:
 
 
 def _choose_action(entry: Field[Any], hint: Any, value: Any) -> dict[str, Any]:
-    """Return how argparse reads an option: as a flag, as one word, as several words, or several times."""
+    """Return the keywords of ``add_argument`` by which an option is a flag, takes one or several words, or repeats."""
     if hint is bool:
         return {"action": "store_true" if FLAG in entry.metadata else BooleanOptionalAction}
     item = get_args(hint)[0] if get_origin(hint) is tuple else hint
-    # That none is accepted goes without saying where it is the default.
+    # The help does not show "none" as a choice where it is the default.
     types = [each for each in find_options(item) if each is not NoneType or value is not None]
     names = [str(name) for each in types for name in _list_placeholders(entry.name, each)]
     if _takes_pairs(hint):
@@ -227,7 +227,7 @@ def read_docs(kind: type[Any]) -> dict[str, str]:
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Return whether the help is asked for."""
+    """Return whether the arguments ask for the help."""
     return "-h" in arguments or "--help" in arguments
 
 
@@ -237,7 +237,7 @@ def parse_into(kind: type[T], usage: str, arguments: Sequence[str]) -> T:
     Args:
         kind: Dataclass; its docstring describes the command.
         usage: Command with its arguments.
-        arguments: Words of the command line. Without any, a command that requires one prints its help.
+        arguments: Words of the command line. If there are none, a command with a required argument prints its help.
 
     Raises:
         Exit: The help was printed, or an argument is not accepted.

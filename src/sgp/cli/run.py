@@ -24,7 +24,7 @@ from sgp.experiments.config import (
 )
 from sgp.registry import UnknownName, unknown
 
-# Files of a run's folder.
+# Names of files in a run's folder.
 CONFIG, VERSIONS = "config.yaml", "versions.json"
 USAGE = """usage: sgp run BENCHMARK|FILE.yaml|RUN [--method NAME] [OPTIONS]
 
@@ -53,7 +53,7 @@ CHOICE_PARSER.add_argument("--import", action="append", default=[])
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run reads from and writes to."""
+    """Folders that a run reads from and writes to."""
 
     data: Path | None = None
     """Folder with the data sets; by default $SGP_DATA."""
@@ -78,11 +78,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Request:
-    """Content of a command line.
+    """Parsed command line.
 
     Attributes:
         config: Config of the run.
-        place: Where it reads from and writes to.
+        place: Folders that the run reads from and writes to.
     """
 
     config: Config[Any]
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
         print(USAGE)
         return 0
     request = parse_request(arguments)
-    # This imports torch: mistakes in the arguments are reported before.
+    # This imports torch, so mistakes in the arguments are reported before it.
     from sgp.cli.launch import launch
 
     return launch(request.config, request.place)
@@ -111,7 +111,7 @@ def parse_request(arguments: Sequence[str]) -> Request:
         target, *rest = arguments
         if target.startswith("-"):
             raise ValueError(f"name a benchmark, a config file or a run's folder before {target}")
-        # Choices decide which other options there are, so they are parsed first.
+        # The choices determine which other options exist, so they are parsed first.
         chosen, rest = CHOICE_PARSER.parse_known_args(rest)
         scripts = tuple(map(Path, vars(chosen).pop("import")))
         import_files(scripts)
@@ -137,12 +137,12 @@ def parse_request(arguments: Sequence[str]) -> Request:
 
 
 def _explain_unknown(option: str, benchmark: str, method: str, known: Sequence[str]) -> str:
-    """Return the error message for an unknown option; a near option of any kind is suggested."""
+    """Return the error message for an unknown option, which suggests near options."""
     return explain_unknown_setting(option.lstrip("-").replace("-", "_"), benchmark, method, known, write_option)
 
 
 def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings and the place that a target stands for: a benchmark, a config file or a run's folder.
+    """Return the settings and the place of a target: a benchmark, a config file or a run's folder.
 
     Args:
         target: First word of the command line.
@@ -159,7 +159,7 @@ def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> t
         if path.is_dir():
             path = path.resolve() if path.name in ("", "..") else path
             place = {"out": path.parent, "name": path.name}
-        # The file of a run says how it was run, whatever the paper's settings are now.
+        # The file of a run records how it was run, whatever the paper's settings are now.
         is_of_run = file.name == CONFIG and (file.parent / VERSIONS).is_file()
         given = read_recorded(file).flat() if is_of_run else read_yaml(file)
         values = check_complete(file, given | choices)
@@ -175,7 +175,7 @@ def _read_target(target: str, choices: dict[str, str], *, is_resumed: bool) -> t
 
 
 def _check_idle_choices(file: Path, given: dict[str, Any], values: dict[str, Any]) -> None:
-    """Raise if a preset or recipe would change a label only, because the file has all values of its own."""
+    """Raise if a preset or recipe would only change a label, because the file sets every value itself."""
     for name in ("preset", "recipe"):
         if values.get(name, "paper") != given.get(name, "paper"):
             choices = values[name], given.get(name, "paper")

@@ -1,4 +1,4 @@
-"""Config of a run: every setting that its numbers depend on, typed, as flat names and values in a file.
+"""Config of a run: every setting that its results depend on, typed, and as flat names and values in a file.
 
 Nothing here imports torch: a config is built and validated before torch, data or a network are loaded.
 """
@@ -25,12 +25,12 @@ from sgp.yaml_file import load_yaml
 
 # Fields of a config that are dataclasses of settings themselves.
 GROUPS = ("benchmark_settings", "trainer", "method_settings")
-# Settings that come first in files and commands, as in those of committed runs.
+# Settings that come first in files and commands; committed runs have this order.
 FIRST = (
     *("benchmark", "method", "preset", "recipe", "seed", "device", "precision", "network"),
     *("norm_statistics", "network_bias", "samples"),
 )
-# Settings that other packages call by these names.
+# Names that other packages use, with our names for these settings.
 SYNONYMS = {"learning_rate": "lr", "batch_size": "batch", "cuda": "device", "gpu": "device", "dtype": "precision"}
 
 Precision = Literal["float32", "bfloat16"]
@@ -138,7 +138,7 @@ class Config(Generic[T]):
             self._validate_projected_gradients()
 
     def _validate_shape(self) -> None:
-        """Check that the network accepts the benchmark's inputs, where both are known before the data are read."""
+        """Check that the network accepts the benchmark's inputs, if both are known before the data are read."""
         benchmark, shapes = BENCHMARKS[self.benchmark], NETWORKS[self.network].shapes
         if not shapes or not isinstance(benchmark, Benchmark) or benchmark.shape is None:
             return
@@ -151,7 +151,7 @@ class Config(Generic[T]):
             )
 
     def _validate_training(self, trainer: SupervisedSettings) -> None:
-        """Check that the method and the benchmark allow what the supervised trainer is asked to do."""
+        """Check that the method and the benchmark support the settings of the supervised trainer."""
         facts = METHODS.facts(self.method)
         for name, off in (("interpolation_weight", "0"), ("realign", "False")):
             if getattr(trainer, name) and facts.supervised_only:
@@ -198,7 +198,7 @@ class Config(Generic[T]):
         return {name: values[name] for name in sorted(values, key=lambda name: name not in FIRST)}
 
 
-# The names that decide which other settings there are.
+# Names of the settings that determine which other settings exist.
 CHOICES = ("benchmark", "method", "preset", "recipe")
 
 
@@ -214,7 +214,7 @@ def configure(
 
 
 def find_groups(benchmark: str, method: str) -> dict[str, type[Any]]:
-    """Return the dataclasses that have the settings of a method on a benchmark: the config and its groups.
+    """Return the dataclasses of the settings of a method on a benchmark: the config and its groups.
 
     Raises:
         ValueError: A name is unknown, the method cannot learn the benchmark, or two settings have one name.
@@ -244,7 +244,7 @@ def _configure(
     overrides: Mapping[str, Any],
     find_usual: Callable[[str, str, str, str], Mapping[str, Any]],
 ) -> Config[Any]:
-    """Build a config of overrides, usual values, and each setting's default, in this order."""
+    """Build a config from overrides, usual values and the settings' defaults, in this order of precedence."""
     groups = find_groups(benchmark, method)
     for name, value, accepted in (("preset", preset, Preset), ("recipe", recipe, Recipe)):
         convert(name, value, accepted)
@@ -266,14 +266,14 @@ def explain_unknown_setting(
 ) -> str:
     """Return an error message for a setting that a method on a benchmark does not have.
 
-    The message has the nearest known names, or the methods, benchmarks and trainers that have the setting.
+    The message names the methods, benchmarks and trainers that have the setting, or the nearest known names.
 
     Args:
         name: Name of the setting.
         benchmark: Name of the benchmark.
         method: Name of the method.
-        known: Names of the settings that there are.
-        write: Function that writes a name as the user does, such as "--lr".
+        known: Names of the existing settings.
+        write: Function that writes a name as users type it, such as "--lr".
     """
     subject = f"{method} on {benchmark} has no setting {write(name)}"
     owners = find_owners(name)
@@ -286,7 +286,7 @@ def explain_unknown_setting(
 
 
 def find_near_settings(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known settings whose name is like another one, or that other packages call so."""
+    """Return the known settings with a similar name, or whose name in other packages is similar."""
     names = {each: each for each in known}
     names |= {synonym: target for synonym, target in SYNONYMS.items() if target in names}
     found = [name] if name in names else get_close_matches(name, names, n=2, cutoff=0.55)
@@ -294,7 +294,7 @@ def find_near_settings(name: str, known: Iterable[str]) -> list[str]:
 
 
 def find_owners(name: str) -> str:
-    """Return in words which methods, benchmarks or trainers have a setting; empty if none has."""
+    """Return a phrase that lists the methods, benchmarks or trainers that have a setting; empty if none has it."""
     methods = [each for each in METHODS if name in _list_names(METHODS.facts(each).Settings)]
     benchmarks = [each for each in BENCHMARKS if name in _list_names(BENCHMARKS[each].settings)]
     kinds = {"supervised training": SupervisedSettings, "training on games": PPOSettings}
@@ -313,16 +313,15 @@ def from_file(path: Path, **overrides: Any) -> Config[Any]:
     """Build the config of a YAML file of flat names; overrides replace its values.
 
     Raises:
-        ValueError: The file is no such mapping, lacks benchmark or method, or has an unknown name or value.
+        ValueError: The file is not such a mapping, lacks benchmark or method, or has an unknown name or value.
     """
     return configure(**check_complete(path, read_yaml(path) | overrides))
 
 
 def read_recorded(path: Path) -> Config[Any]:
-    """Read the config of a run from the file that it wrote.
+    """Read the config of a run from the file in its folder.
 
-    A setting that the file does not have is newer than the run, so it has the setting's default, whatever the paper's
-    settings say now.
+    A setting that the file lacks is newer than the run. It gets its default, whatever the paper's settings are now.
 
     Raises:
         ValueError: As for `from_file`.
@@ -357,7 +356,7 @@ def as_yaml(config: Config[Any]) -> str:
 
 
 def as_command(config: Config[Any]) -> str:
-    """Return the shortest `sgp run` that has the same config: it names what differs from the paper's settings."""
+    """Return the shortest `sgp run` command with the same config: it names only differences to the paper's settings."""
     usual = configure(config.benchmark, config.method, config.preset, config.recipe).flat()
     usual |= {"preset": "paper", "recipe": "paper"}
     words = ["sgp", "run", config.benchmark, "--method", config.method]
@@ -375,7 +374,7 @@ def as_command(config: Config[Any]) -> str:
 
 
 def is_whole(config: Config[Any]) -> bool:
-    """Return whether a run trains on all data that the paper's runs do, so its numbers can stand beside the paper's."""
+    """Return whether a run trains on all data of the paper's runs, so its results can be compared with the paper's."""
     ours, whole = config.flat(), configure(config.benchmark, config.method, config.preset).flat()
     required = {name: whole.get(name) for name in ("tasks", "epochs", "samples")}
     required |= comparison(config.benchmark, config.method).settings

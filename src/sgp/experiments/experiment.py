@@ -91,12 +91,12 @@ class Experiment(ABC):
 
         Args:
             position: Position of the task in the stream.
-            progress: Plain values of a checkpoint inside the task; empty at its start.
-            parts: Parts with tensors of the same checkpoint.
+            progress: Plain values of a checkpoint inside the task; empty at the start of the task.
+            parts: Parts of the same checkpoint that contain tensors.
         """
 
     def _restore(self, progress: Mapping[str, Any], parts: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore what a trainer stores beside the network and the method."""
+        """Restore the state that a trainer saves in addition to the network and the method."""
 
     def _summarize(self) -> dict[str, Any]:
         """Return the values of the event that ends the run."""
@@ -107,8 +107,8 @@ class Experiment(ABC):
 
         Args:
             position: Position of the task that the run resumes with.
-            progress: Plain values beside the position.
-            parts: Parts with tensors beside the network and the method.
+            progress: Plain values to save in addition to the position.
+            parts: Parts with tensors to save in addition to the network and the method.
         """
         own: dict[str, dict[str, Any]] = {
             "network": self.method.trained_module.state_dict(),
@@ -117,7 +117,7 @@ class Experiment(ABC):
         self.folder.save({"task": position} | dict(progress), own | dict(parts))
 
     def _compute_log_likelihood(self, head: int) -> Callable[[Batch], torch.Tensor]:
-        """Return the function that a method's `consolidate` gets: the log-likelihood of each example's label."""
+        """Return the function for a method's `consolidate` that computes the log-likelihood of each example's label."""
 
         def log_likelihood(batch: Batch) -> torch.Tensor:
             inputs, labels = batch
@@ -127,15 +127,15 @@ class Experiment(ABC):
         return log_likelihood
 
     def _use_statistics(self, head: int) -> AbstractContextManager[None]:
-        """Return a context in which BatchNorm has the statistics of a task, if it has any of its own."""
+        """Return a context in which BatchNorm has the statistics of a task, if the task has its own."""
         return nullcontext()
 
     def _measure_bytes(self) -> dict[str, int]:
-        """Return the memory of the network and the method in bytes, by what it is for."""
+        """Return the memory of the network and the method in bytes, by use."""
         return {"network": sum(parameter.nbytes for parameter in self.network.parameters())} | self.method.count_bytes()
 
     def _log(self, event: str, **values: Any) -> None:
-        """Write an event with the seconds that each phase has taken since the last event, and call the callbacks."""
+        """Write an event with the seconds of each phase since the last event, and call the callbacks."""
         if self._seconds:
             values["seconds"] = {phase: round(seconds, 4) for phase, seconds in self._seconds.items()}
             self._seconds.clear()
@@ -145,14 +145,14 @@ class Experiment(ABC):
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Add the seconds inside the context to those of a phase."""
+        """Add the wall time of the context to a phase."""
         start = time.perf_counter()
         yield
         self._seconds[phase] += time.perf_counter() - start
 
     @contextmanager
     def _seeded(self, use: str, *position: int) -> Iterator[None]:
-        """Seed the global random numbers of torch and numpy inside the context, and restore their state afterwards."""
+        """Seed the global generators of torch and numpy inside the context, and restore their state afterwards."""
         seed, numpy_state = derive_seed(self.config.seed, use, *position), np.random.get_state()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

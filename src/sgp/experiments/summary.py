@@ -42,7 +42,7 @@ def sum_seconds(events: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def write_tables(folder: RunFolder) -> None:
-    """Write the CSV files of a run. A resumed run repeats all of them to the bit, except timing.csv and memory.csv."""
+    """Write the CSV files of a run. In a resumed run, all but timing.csv and memory.csv are byte-identical."""
     events = folder.read_events()
     tasks = _find_tasks(events)
     names, unit = [task["name"] for task in tasks], tasks[-1]["event"]
@@ -63,7 +63,7 @@ def write_tables(folder: RunFolder) -> None:
 
 
 def _write_scores(folder: RunFolder, names: Sequence[str], events: Sequence[dict[str, Any]]) -> None:
-    """Write the evaluations up to the last game that was learned. The csv module writes None as an empty cell."""
+    """Write the evaluations up to the last learned game. The csv module writes None as an empty cell."""
     curve = [
         (event, [event["step"], names[event["task"]]])
         for event in events
@@ -89,7 +89,7 @@ class Summary:
 
     Attributes:
         config: Config of the run.
-        tasks: Event of each task or game that was learned.
+        tasks: Event of each learned task or game.
         seconds: Wall time by phase.
         finished: Whether all tasks of the run have been learned.
     """
@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def extra_bytes(self) -> int:
-        """Memory beside the network, after the last task."""
+        """Memory in addition to the network after the last task, in bytes."""
         return sum(count for use, count in self.last["bytes"].items() if use != "network")
 
 
@@ -130,14 +130,14 @@ def read_summary(folder: RunFolder) -> Summary:
 
 
 def read_outcome(path: Path) -> dict[str, Any] | None:
-    """Read the last event of a finished run; that of a run on games also has the accumulated reward.
+    """Read the last event of a finished run, for a run on games with the accumulated reward.
 
     Returns:
         Values of the event, or None if the run is not finished.
     """
     try:
         events = RunFolder(path).read_events()
-    except RunError:  # damaged: `sgp run` says what to do, and other runs need not wait for it
+    except RunError:  # damaged: `sgp run` reports it, and other runs must not fail because of it
         return None
     if not events or events[-1]["event"] != "end":
         return None

@@ -35,7 +35,7 @@ else:
         except ModuleNotFoundError as error:
             raise ImportError('this needs lightning: pip install "sgp-torch[lightning]"', name="lightning") from error
 
-# Names of the functions that stand in for a forward which a module does not define.
+# Qualified names of the placeholders that a module without a forward has.
 NO_FORWARD = ("_forward_unimplemented", "LightningModule.forward")
 
 
@@ -127,14 +127,14 @@ class GradientMemoryCallback(Callback):
         _log(trainer, collect_capacity(self.memory))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Run the first batch as the update will run it."""
+        """Try the update's forward pass on the first batch."""
         if self.update and not self._is_tried:
             with evaluation_pass(pl_module, ()), trainer.precision_plugin.forward_context():
                 self._forward(batch)
         self._is_tried = True
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Project the weights temporarily."""
+        """Project the weights until the validation ends."""
         for hook in self.hooks:
             self._evaluation.enter_context(hook.projected())
 
@@ -207,10 +207,10 @@ class GradientMemoryCallback(Callback):
     def _log_changes(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.check and trainer.loggers and self._reference is not None:
             forward = _run_as_trainer(self._forward, trainer, pl_module)
-            figures = collect_changes(
+            metrics = collect_changes(
                 self.memory, self.check, forward=forward, mask=self.mask, reference=self._reference
             )
-            _log(trainer, figures)
+            _log(trainer, metrics)
 
     def _forward(self, batch: Any) -> Any:
         return (self.forward or make_forward(self.memory.model))(batch)
@@ -219,7 +219,7 @@ class GradientMemoryCallback(Callback):
 def _run_as_trainer(
     function: Callable[[Any], Any], trainer: Trainer, pl_module: LightningModule
 ) -> Callable[[Any], Any]:
-    """Return a function whose batches are converted and moved, and which runs, as Lightning does it in training."""
+    """Return the function with Lightning's batch conversion, device transfer and precision context around it."""
 
     def run(batch: Any) -> Any:
         batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
@@ -229,7 +229,7 @@ def _run_as_trainer(
     return run
 
 
-def _log(trainer: Trainer, figures: dict[str, float]) -> None:
+def _log(trainer: Trainer, metrics: dict[str, float]) -> None:
     # Lightning's self.log is not allowed when training or a validation ends.
     for logger in trainer.loggers:
-        logger.log_metrics(figures, step=trainer.global_step)
+        logger.log_metrics(metrics, step=trainer.global_step)

@@ -1,4 +1,4 @@
-"""Weights before a task, with which drift is measured and heads are realigned, also if the training is resumed."""
+"""Weights before a task, to measure drift and realign heads with, also after training resumes from a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def list_heads(heads: Heads, features: Callable[[Any], Tensor] | None) -> list[n
     """Return the heads to realign as a list.
 
     Raises:
-        ValueError: There is no function that computes their inputs.
+        ValueError: There are heads, but no function that computes their inputs.
     """
     if features is None and heads:
         raise ValueError("heads= needs features=, a function that returns the inputs of the heads for a batch")
@@ -27,13 +27,13 @@ def list_heads(heads: Heads, features: Callable[[Any], Tensor] | None) -> list[n
 
 
 def list_batches(check: Iterable[Any]) -> list[Any]:
-    """Return the batches to check as a list."""
+    """Return the batches to check as a list. A single batch is refused."""
     check_not_single_batch(check)
     return list(check)
 
 
 def find_reference(memory: GradientMemory, heads: Iterable[nn.Linear], check: Iterable[Any]) -> Anchor | None:
-    """Return the weights as of the last update, if heads are to be realigned or batches to be checked.
+    """Return the weights as of the last update, if heads will be realigned or batches checked.
 
     Raises:
         RuntimeError: The weights are not available.

@@ -111,8 +111,8 @@ class GradientMemoryCallback(BaseCallback):
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
 
-    def _record(self, figures: dict[str, float]) -> None:
-        for name, value in figures.items():
+    def _record(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
             # Tables in the terminal shorten names, and raise an error if two become equal.
             self.logger.record(name, value, exclude=("stdout", "log"))
 

@@ -1,4 +1,4 @@
-"""Figures of a memory for the logger of a trainer, by groups of layers: ``sgp/FIGURE/GROUP``."""
+"""Metrics of a memory for the logger of a trainer, by groups of layers: ``sgp/METRIC/GROUP``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sgp.projection.update_report import UpdateReport
 
 
 def collect_capacity(memory: GradientMemory) -> dict[str, float]:
-    """Return ``sgp/free``, the mean free capacity of the layers of each group."""
+    """Return ``sgp/free``, the mean free capacity of each group of layers."""
     return _reduce(memory, "free", [(layer.layer, layer.free) for layer in memory.capacity().layers], fmean)
 
 
 def collect_update(memory: GradientMemory, report: UpdateReport) -> dict[str, float]:
-    """Return the capacity after an update, and ``sgp/captured``, the mean share of the input energy in the bases."""
+    """Return ``sgp/free`` after an update, and ``sgp/captured``, the mean share of input energy that bases capture."""
     captured = [
         (name, update.captured) for update in report.layers if update.captured is not None for name in update.layers
     ]
@@ -35,7 +35,7 @@ def collect_changes(
     mask: Callable[[Any], Tensor | None] | None = None,
     reference: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
-    """Compare the model with the weights as of the last update on some batches. Arguments are as in ``memory.check``.
+    """Compare the model with its weights as of the last update on some batches, with arguments as in ``memory.check``.
 
     Returns:
         ``sgp/output_drift`` of the model, and for each group the largest ``sgp/leak`` and the mean ``sgp/drift``.
@@ -50,21 +50,22 @@ def collect_changes(
 
 
 def _reduce(
-    memory: GradientMemory, figure: str, values: Iterable[tuple[str, float]], reduce: Callable[[list[float]], float]
+    memory: GradientMemory, metric: str, values: Iterable[tuple[str, float]], reduce: Callable[[list[float]], float]
 ) -> dict[str, float]:
-    """Return one value for each group, given values by layer."""
+    """Reduce the values of the layers of each group to one value."""
     group_of = name_groups(memory)
     grouped: dict[str, list[float]] = {}
     for layer, value in values:
         grouped.setdefault(group_of[layer], []).append(value)
-    return {f"sgp/{figure}/{group}": reduce(members) for group, members in grouped.items()}
+    return {f"sgp/{metric}/{group}": reduce(members) for group, members in grouped.items()}
 
 
 def name_groups(memory: GradientMemory) -> dict[str, str]:
-    """Return the group of each layer, which has the layers of one row of ``memory.summary()``.
+    """Return the name of each layer's group, which contains the layers of one row of ``memory.summary()``.
 
-    Their names differ in numbers only, and their inputs have one dimension. A number that differs is ``all`` in the
-    name of the group, since not every logger accepts a star. If two groups have one name, the dimension follows.
+    The names of these layers differ in numbers only, and their inputs have the same dimension. Numbers that differ are
+    replaced by ``all``, since not every logger accepts a star. If two groups would have the same name, the dimension is
+    appended.
     """
     kinds: dict[tuple[str, int], list[str]] = {}
     for layer in memory.capacity().layers:

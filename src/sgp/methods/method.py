@@ -26,7 +26,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Moment:
-    """Position of a training step inside a task.
+    """Position of a training step within a task.
 
     Attributes:
         epoch: Epoch of the task, from 0.
@@ -43,25 +43,25 @@ class Stateful:
     """Object whose state is made up of some of its attributes.
 
     Attributes:
-        state_names: Names of these attributes: numbers, strings, tensors, and dicts and lists of these. An underscore
-            in front is not part of the name in `state_dict`.
+        state_names: Names of these attributes: numbers, strings, tensors, and dicts and lists of these. A leading
+            underscore is not part of the name in `state_dict`.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs; a method's `trained_module` is stored separately."""
+        """Return the state that a resumed run needs. A method's `trained_module` is saved separately."""
         return {name.removeprefix("_"): _copy_state(getattr(self, name), clone=False) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`."""
         for name in self.state_names:
-            # Copies of the tensors, since some are changed in place later.
+            # Copy the tensors, since some are changed in place later.
             setattr(self, name, _copy_state(state[name.removeprefix("_")], clone=True))
 
 
 def _copy_state(value: Any, *, clone: bool) -> Any:
-    """Copy dicts and lists, and if asked for the tensors in them."""
+    """Copy dicts and lists and, with `clone`, the tensors in them."""
     if isinstance(value, Mapping):
         return {key: _copy_state(item, clone=clone) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -70,7 +70,7 @@ def _copy_state(value: Any, *, clone: bool) -> Any:
 
 
 class Method(MethodFacts, Stateful, Generic[S]):
-    """Base class of all methods. By itself it does nothing about forgetting; a subclass overrides what it does.
+    """Base class of all methods. It does nothing against forgetting; a subclass overrides what it needs.
 
     For each task the trainer calls `begin_task`, then `attach` with the optimizer that will train the task, and
     `consolidate` once it is trained. A method that acts through optimizer hooks alone (`attach`, `finalize_weights`,
@@ -108,10 +108,10 @@ class Method(MethodFacts, Stateful, Generic[S]):
         """
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Act on every later step of an optimizer. Optimizers of earlier tasks are not used any more."""
+        """Register hooks on the optimizer of the next task. Optimizers of earlier tasks are no longer used."""
 
     def project_gradients(self) -> None:
-        """Project gradients instead of steps, to show that Adam then forgets.
+        """Project gradients instead of steps from now on, to show that Adam then forgets.
 
         Raises:
             ValueError: The method projects no steps.
@@ -137,7 +137,7 @@ class Method(MethodFacts, Stateful, Generic[S]):
         return F.cross_entropy(self.compute_logits(inputs, head), labels)
 
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
-        """Compute the network's output for a task that is learned already or is being learned."""
+        """Compute the network's output for the current task or an earlier one."""
         out: Tensor = self.network(inputs, head)
         return out
 
@@ -179,14 +179,14 @@ class Method(MethodFacts, Stateful, Generic[S]):
     def norm_statistics(self) -> NormStatistics:
         """Which stored BatchNorm statistics a task is evaluated with.
 
-        `"shared"`: one set, estimated anew after each task. `"per-task"`: a set for each task, because the network's
-        own must not change any more for the sake of earlier tasks. `"own"`: the method takes care of them itself.
+        `"shared"`: one set, estimated again after each task. `"per-task"`: a set for each task, because the network's
+        own set must not change any more, for the sake of earlier tasks. `"own"`: the method manages them itself.
         """
         return "shared"
 
     @property
     def consolidation_batch(self) -> int | None:
-        """Number of examples of a batch in `consolidate`; None leaves it to the caller."""
+        """Batch size in `consolidate`; None leaves it to the caller."""
         return None
 
     def consolidate(self, batches: Iterable[Batch], log_likelihood: Callable[[Batch], Tensor]) -> None:
@@ -207,15 +207,15 @@ class Method(MethodFacts, Stateful, Generic[S]):
             setattr(self, name, match_parameters(self.network, state[name.removeprefix("_")]))
 
     def count_bytes(self) -> dict[str, int]:
-        """Return the memory that the method needs beside the network, by use."""
+        """Return the memory in bytes that the method needs in addition to the network, by use."""
         return {}
 
     def measure_free(self) -> dict[str, float]:
-        """Return the share of each layer that later tasks may still use; empty if the method blocks nothing."""
+        """Return the free capacity of each layer, from 0 to 1; empty if the method blocks nothing."""
         return {}
 
     def describe_bases(self) -> dict[str, dict[str, Any]]:
-        """Return a few numbers that describe the bases of each layer; empty if the method has none."""
+        """Return some numbers that describe the bases of each layer; empty if the method has none."""
         return {}
 
     def compute_capacity(self) -> float:

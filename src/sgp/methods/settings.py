@@ -1,7 +1,7 @@
 """Settings and facts of all methods. Nothing here imports torch, so the command line starts quickly.
 
-The class of a method NAME is in the module `sgp.methods.NAME`, with `_` in place of `-`, and named like its facts. The
-order of the facts is that of `sgp list methods`.
+The class of a method NAME is in the module `sgp.methods.NAME`, with `_` in place of `-`; its name is that of its facts
+without `Facts`. `sgp list methods` lists the methods in the order of their facts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sgp.settings import Settings, setting
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of a method that has none."""
+    """Settings of a method without settings."""
 
 
 class MethodFacts:
@@ -73,7 +73,7 @@ class STLFacts(MethodFacts):
 
 @dataclass(frozen=True)
 class ReplaySettings(Settings):
-    """Settings of a memory of examples."""
+    """Settings of methods that replay stored examples."""
 
     # A single example cannot be normalized by BatchNorm.
     memory_size: int = setting(2000, low=2)
@@ -115,7 +115,8 @@ class ERSettings(ReplaySettings):
     """Settings of experience replay."""
 
     reservoir: Literal["uniform", "one-less"] = "uniform"
-    """Sample that the memory is: of all examples alike, or of later ones a little more, as in the published code."""
+    """Reservoir sampling of stored examples: with equal probability, or as in the published code with a slightly higher
+    one for later examples."""
 
 
 class ERFacts(MethodFacts):
@@ -217,9 +218,9 @@ class BLIPSettings(Settings):
 
     # A smaller one could be rounded to 0 in float32.
     fisher_prior: float = setting(5e-12, low=1e-30)
-    """Fisher information of a parameter before any task, for each of its layer's n. Four times smaller is one bit more.
-    The published code's are smaller by the square of the batch that it takes gradients of: 5e-16 at 100 images and
-    5e-18 at 62 states of games are 5e-12 and 1.92e-14 here."""
+    """Fisher information of a parameter before any task, for each of its layer's n. A value four times smaller freezes
+    one bit more. The published values are smaller by the square of the batch size that gradients are taken of: 5e-16 at
+    100 images and 5e-18 at 62 states of games correspond to 5e-12 and 1.92e-14 here."""
     max_bits: int = setting(20, low=1)
     """Largest number of frozen bits of a parameter."""
     bound: float = setting(6.0, above=0)
@@ -227,7 +228,7 @@ class BLIPSettings(Settings):
     fan: Literal["in", "largest"] = "in"
     """n of a layer: its inputs, for each output; or the larger one of inputs and outputs, as published for games."""
     unfrozen: Literal["keep", "zero"] = "keep"
-    """Value of a parameter without a frozen bit after a task: as it was, or 0 as published, where a unit whose weights
+    """Value of a parameter without a frozen bit after a task: unchanged, or 0 as published, where a unit whose weights
     are all 0 never learns again."""
     fisher_labels: Literal["true", "drawn"] = "drawn"
     """true: labels of the data. drawn: labels drawn from the network's own output, which must be logits."""
@@ -278,8 +279,8 @@ class DENSettings(Settings):
     """Settings of DEN: what a task retrains, and when the network grows."""
 
     l1: float = setting(1e-5, low=0)
-    """Amount by which each step shrinks every trained weight. A weight that is no larger is no connection. A new head
-    that is trained alone uses `head_l1` instead."""
+    """Amount by which each step shrinks every trained weight. A weight of at most this size does not count as a
+    connection. A new head that is trained alone uses `head_l1` instead."""
     l2: float = setting(1e-4, low=0)
     """Weight decay of everything that is trained."""
     head_l1: float = setting(1e-5, low=0)
@@ -363,8 +364,8 @@ class OWMSettings(Settings):
     alpha_decay: float | dict[str, float] = setting(0.01, above=0, high=1)
     """Factor of alpha over a task; or by pattern on layer names."""
     update: Literal["task", "step"] = "task"
-    """When projectors are updated: once a task is learned, as its authors write, or at each of its steps, as in the
-    published code."""
+    """When projectors are updated: after each task, as in the authors' text, or at each step, as in the published
+    code."""
     clip_norm: float = setting(10.0, above=0, high=math.inf)
     """Largest norm of the gradient of all parameters."""
 
@@ -445,7 +446,7 @@ class TRGPSettings(GPMSettings):
     """Network whose inputs a task's bases are computed from: the task's own, with scaled weights; or the plain one,
     without scales, as in the published code."""
     unscaled: str = ""
-    """Pattern on names of layers that are never scaled; empty for none."""
+    """Pattern on names of layers that are never scaled; empty: none."""
     norms: Literal["freeze", "free"] = "freeze"
     """Treatment of norm layers after the first task; the published code for Split CIFAR-100 keeps training them."""
 
@@ -521,7 +522,7 @@ class APDSettings(Settings):
     """Settings of APD."""
 
     l1: float = setting(6e-4, low=0)
-    """Weight of |tau|_1; inference takes elements of tau up to this for 0."""
+    """Weight of |tau|_1; inference treats elements of tau up to this size as 0."""
     weight_decay: float = setting(1e-4, low=0)
     """Weight of the squares of the current task's tau and m, and in the first task of sigma."""
     approx: float = setting(100.0, above=0)
@@ -536,9 +537,9 @@ class APDSettings(Settings):
     lr_decay: float = setting(1.0, above=0, high=1)
     """Factor of the learning rate after each epoch, beside the schedule."""
     group_every: int = setting(5, low=0)
-    """Number of tasks after which similar ones get a common part, again and again; 0 never."""
+    """Interval, in tasks, at which similar tasks get a common part; 0: never."""
     group_centroids: int = setting(2, low=1)
-    """Largest number of groups for every group_every tasks."""
+    """Largest number of groups per group_every tasks."""
     group_gap: float = setting(0.01, low=0)
     """Largest difference of an element's values in a group for which it becomes a common element."""
 

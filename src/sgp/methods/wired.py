@@ -1,4 +1,4 @@
-"""Base class of methods that assign a network's units to tasks, and the layers that units feed."""
+"""Base class of methods that assign a network's units to tasks, and helpers for the layers that units feed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Tensors = dict[str, Tensor]
 
 
 class WiredMethod(Method[S]):
-    """Method that knows which units feed which layers, and runs an old task with tensors of its own.
+    """Base class of methods that know which units feed which layers, and run each old task with its own tensors.
 
     Attributes:
         wiring: Wiring of the network; empty before the first task.
-        own: Tensors of each learned task, by its head.
+        own: Tensors of each learned task, by the task's head.
     """
 
     def __init__(self, network: nn.Module, settings: S, *, exclude: Sequence[str] = ()) -> None:
@@ -32,13 +32,13 @@ class WiredMethod(Method[S]):
 
     @abstractmethod
     def _set_wiring(self, wiring: Wiring) -> None:
-        """Set the wiring, and everything that follows from it."""
+        """Set the wiring and the attributes derived from it."""
 
     def _get_layer(self, name: str) -> Layer:
         return get_layer(self.network, name)
 
     def _get_task_tensors(self, head: str) -> Tensors:
-        """Return the tensors that an old task replaces in the network."""
+        """Return the tensors that replace those of the network for an old task."""
         return self.own[head]
 
     def compute_logits(self, inputs: Tensor, head: int) -> Tensor:
@@ -67,7 +67,7 @@ def wire_network(network: nn.Module, batches: Iterable[Batch], head: int, exclud
 
 
 def take_two(batches: Iterable[Batch]) -> Tensor:
-    """Return two inputs of a task, which may be the same one: BatchNorm cannot divide by the deviation of one."""
+    """Return two inputs of a task, since BatchNorm cannot normalize one; a single input is repeated."""
     inputs, _ = next(iter(batches))
     return torch.cat([inputs[:2], inputs[:2]])[:2]
 
@@ -78,7 +78,7 @@ def count_groups(layer: Layer) -> int:
 
 
 def pair_masks(layer: Layer, units: Tensor, inputs: Tensor) -> Tensor:
-    """Return the smaller mask of the two ends of each weight, in a shape that multiplies the layer's weight.
+    """Return the minimum of the masks of each weight's unit and input, in a shape that multiplies the layer's weight.
 
     Args:
         layer: Layer that the weights belong to.

@@ -1,4 +1,4 @@
-"""Collect the inputs of a model's layers with forward hooks, and stream them into Gram matrices."""
+"""Collect the inputs of a model's layers with forward hooks, and accumulate them in Gram matrices."""
 
 from __future__ import annotations
 
@@ -47,21 +47,23 @@ def collect_inputs(
 ) -> dict[str, InputGram]:
     """Run one pass over the batches, and collect the Gram matrix of every layer that sees an input.
 
-    A FloatingPointError that names the layer is raised if an input holds NaN or an infinity, and a ValueError if there
-    is no batch, or a batch or its mask cannot be understood.
+    A FloatingPointError that names the layer is raised if an input contains NaN or infinity, and a ValueError if there
+    is no batch, or a batch or its mask has an invalid form.
 
     Args:
         model: Model that runs in eval mode without gradients; its flags, buffers and random states are restored.
         batches: Iterable of tensors, tuples whose first item is the input, or dicts that are passed as keywords.
         layers: Layers whose inputs are collected.
         forward: Function that runs one batch through the model, for batches of any other kind.
-        samples: Number of samples to use of each layer; None for all, of one layer or of each.
-        paths: How the inputs of each layer are collected; with products and sums in float64 by default.
+        samples: Number of samples to use by layer; None for all, for a single layer or for every layer.
+        paths: Way of collecting the inputs by layer; by default, products and sums in float64.
         mask: Function that returns which positions of a batch count, [samples, positions], or None if all do. Without
             it, the ``attention_mask`` of a dict, or of a tuple that contains one, is used.
         in_step: Function that runs the batches of several processes in lockstep. It may run the last batch again,
-            which is not counted, and every pass is completed.
-        after_batch: Function of the Gram matrices after each batch, which returns whether the pass may end.
+            which is not counted. An error in a hook is then raised at the end of the forward pass only, since other
+            processes take part in it.
+        after_batch: Function that is called with the Gram matrices after each batch, and returns whether the pass may
+            end.
 
     Returns:
         Gram matrix by layer. Layers that read the same tensors throughout, such as query, key and value, share one
@@ -183,7 +185,7 @@ class _Collector:
             except Exception as error:
                 if self._can_stop:
                     raise
-                self._failure = error  # the other processes are in the middle of this forward pass
+                self._failure = error  # raised in _end: other processes take part in this forward pass
             finally:
                 self._is_paused = False
 
@@ -205,13 +207,16 @@ class _Collector:
         self._histories[layer.name] = after
 
     def _get_sharing_key(self, layer: ProtectedLayer, module: nn.Module) -> Hashable:
-        """Return what layers must agree in to share. A tied weight, which reads several modules, shares with none."""
+        """Return a key that layers must have in common to share a Gram matrix.
+
+        A tied weight, which has inputs of several modules, shares its Gram matrix with no other layer.
+        """
         if len(layer.sources) > 1:
             return layer.name
         unfolding = _get_type(module).get_sharing_key(module)
         has_positions_first = layer.sources[0].module in self._positions_first
         path, limit = self._paths[layer.name], self._samples[layer.name]
-        # A sketch is of what the layer's own bases leave over; Gram matrices of one precision are the same.
+        # A sketch depends on the layer's own bases; a Gram matrix depends on the inputs and the precision only.
         how = (path, id(path.omega), id(layer.subspace)) if path.kind == "sketch" else (path.kind, path.is_precise)
         return unfolding, layer.bias is None, how, limit, has_positions_first
 
@@ -221,14 +226,14 @@ class _Collector:
         if limit is None or self._batch_size is None or limit - self.samples_seen >= self._batch_size:
             return items
         wanted = max(0, limit - self.samples_seen)
-        # Where samples are folded together with something else (windows, time), each has its share of the items.
+        # Where dimension 0 combines samples with windows or time, each sample has an equal share of the items.
         return -(-items * wanted // self._batch_size)
 
     def _move_samples_first(self, name: str, layer_type: LayerType, tensor: Tensor) -> Tensor:
-        """Return an input with its samples along dimension 0, as far as their dimension can be recognized.
+        """Return an input with its samples along dimension 0, if their dimension can be recognized.
 
-        What is looked up once for the whole batch, such as position numbers, counts for every sample of it: bases must
-        not depend on how the data are batched.
+        Ids that are looked up once for the whole batch, such as position ids, count for each of its samples, since
+        bases must not depend on how the data are batched.
         """
         if name in self._positions_first and tensor.dim() > 2:
             tensor = tensor.transpose(0, 1)
@@ -242,7 +247,7 @@ class _Collector:
         return tensor.expand(self._batch_size, *tensor.shape[1:]) if len(tensor) == 1 else tensor
 
     def _combine_masks(self) -> Tensor | None:
-        """Return which positions of a call's inputs count in both the call's mask and the batch's."""
+        """Return which positions of a call's inputs count in both the mask of the call and that of the batch."""
         mask, call_mask = self._mask, self._call_mask
         if mask is None or call_mask is None:
             return mask if call_mask is None else call_mask
@@ -284,22 +289,22 @@ class _Collector:
             except FloatingPointError:
                 raise FloatingPointError(
                     f"layer {name or '(model)'!r}: its input holds NaN or an infinity, or numbers too large to square; "
-                    "the memory is as it was"
+                    "the memory is unchanged"
                 ) from None
             except ValueError as error:
                 raise ValueError(f"layer {name or '(model)'!r}: {error}") from None
 
 
 class _History:
-    """The tensors that some layers have read, one after another, and their Gram matrix.
+    """Sequence of tensors that some layers have read, and their Gram matrix.
 
-    Layers with one history share a Gram matrix. The first of them to read a tensor adds it and moves on to the longer
-    history; the others follow when they read it too. Only the layers keep their history alive, so one that all of them
-    have left is gone.
+    Layers with the same history share a Gram matrix. The first of them to read another tensor adds it to the matrix and
+    moves on to a longer history; the others follow when they read the tensor too. Only layers keep a history alive, so
+    it is freed once all of them have moved on.
 
     Attributes:
         gram: Gram matrix of the tensors.
-        following: Histories of one more tensor.
+        following: Histories that continue this one by one tensor.
     """
 
     def __init__(self, gram: InputGram, tensor: Tensor, moment: tuple[int, Tensor | None]) -> None:
@@ -310,13 +315,13 @@ class _History:
         self._moment = moment
 
     def ends_with(self, tensor: Tensor, moment: tuple[int, Tensor | None]) -> bool:
-        """Return whether this is the last tensor, unchanged since then, in the same batch and with the same mask."""
+        """Return whether the last tensor is this one, unchanged, in the same batch and with the same mask."""
         is_same_moment = self._moment[0] == moment[0] and self._moment[1] is moment[1]
         return self._tensor() is tensor and _get_version(tensor) == self._version and is_same_moment
 
 
 def _get_version(tensor: Tensor) -> int:
-    """Return a number that grows with every in-place change; tensors of inference mode do not count theirs."""
+    """Return a counter of in-place changes; -1 for tensors of inference mode, which have none."""
     return -1 if tensor.is_inference() else tensor._version
 
 

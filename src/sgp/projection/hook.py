@@ -40,7 +40,7 @@ class StepPlan:
     """The projection of an optimizer's steps, as long as certain facts do not change.
 
     Attributes:
-        facts: Facts that the plan depends on; see :meth:`OptimizerHook._collect_facts`.
+        facts: Facts that the plan depends on (see :meth:`OptimizerHook._collect_facts`).
         modes: Projection modes to run before and after a step.
         chosen: Name of the projection mode of each layer.
         inputs: The input mode, which chooses between inputs and gradient at each step; None if no layer has it.
@@ -62,7 +62,7 @@ class OptimizerHook:
     Args:
         protected: State that is shared with the memory.
         optimizer: Optimizer whose steps are projected.
-        mode: Projection mode that was requested.
+        mode: Requested projection mode.
         every: Number of steps whose change is projected at once.
 
     Attributes:
@@ -84,7 +84,7 @@ class OptimizerHook:
         self._projected_momentum: set[ProtectedLayer] = set()
         self._warned: set[str] = set()
         protected.norm_statistics.users.add(self)
-        # After an optimizer is deleted without detaching, no inputs must be replaced.
+        # If the optimizer is deleted without detaching, inputs must no longer be replaced.
         weakref.finalize(optimizer, self.release)
         self._handles = [
             # Dynamo would trace the hooks and recompile after each change of the plan.
@@ -159,8 +159,8 @@ class OptimizerHook:
     def projected(self) -> Iterator[None]:
         """Run the body with the weights that :meth:`flush` would leave, to evaluate in the middle of ``every`` steps.
 
-        Training continues from the weights as they were, so it does not depend on when they are evaluated. Inside the
-        block, a step of an attached optimizer, an update of the memory, loading the memory or this hook, and
+        Training then continues from the original weights, so it does not depend on when they are evaluated. Inside the
+        context, a step of an attached optimizer, an update of the memory, loading the memory or this hook, and
         :meth:`detach` are errors.
 
         Yields:
@@ -260,8 +260,8 @@ class OptimizerHook:
     def _enter_step(self) -> bool:
         """Return whether a step that starts runs inside another one, as by ``super().step()``.
 
-        No hook runs when a step raises, so running steps cannot be counted: each is identified by its frame, and is
-        running as long as that is on the stack.
+        No hook runs when a step raises, so running steps cannot be counted. Each step is identified by its frame
+        instead, and runs as long as the frame is on the stack.
         """
         self._drop_ended_steps()
         self._frames.append(next(_iterate_callers()))
@@ -279,7 +279,7 @@ class OptimizerHook:
             del self._frames[-1]
 
     def _update_plan(self, optimizer: Optimizer, has_closure: bool) -> StepPlan:
-        """Return the plan for a step, a new one if the facts of the current plan have changed."""
+        """Return the plan for a step; it is rebuilt if the facts of the current plan have changed."""
         facts = self._collect_facts(optimizer, has_closure)
         if self._plan is None or self._plan.facts != facts:
             self._drop_plan()
@@ -355,7 +355,7 @@ class OptimizerHook:
     def _find_frozen(self, stepped: Container[int]) -> list[ProtectedParameter]:
         """Return the frozen parameters that an optimizer steps.
 
-        Warn about those that were not trained at the last update, so that their layers have no bases.
+        Warn about parameters that were not trained at the last update, so their layers have no bases.
         """
         reasons, parameters = self._protected.scan.frozen, self._protected.scan.parameters
         present = [parameters[name] for name in reasons if parameters[name].is_present]
@@ -399,7 +399,7 @@ class OptimizerHook:
 class FlushPending:
     """Hook that projects pending changes before a state dict is saved or loaded.
 
-    Its copy in a copy or a file of the model does nothing.
+    In a copy or a file of the model, it does nothing.
     """
 
     def __init__(self, protected: ProtectedModel | None = None) -> None:
@@ -415,7 +415,7 @@ class FlushPending:
 
 
 def check_mode(optimizer: Optimizer, mode: Mode) -> None:
-    """Raise if an optimizer cannot have a mode, and warn if the mode is not exact for it.
+    """Raise if an optimizer does not support a mode, and warn if the mode is not exact for it.
 
     Raises:
         ValueError: The mode is ``"input"`` and the optimizer is not linear in the gradient.
@@ -445,7 +445,7 @@ def warn_of_masters(parameters: Sequence[nn.Parameter]) -> None:
 def _explain_not_linear(
     layer: ProtectedLayer, optimizer: Optimizer, groups: Mapping[int, Group], *, has_closure: bool, is_last: bool
 ) -> str:
-    """Return why projecting a layer's gradient would not be exact; empty if it is."""
+    """Return why projecting a layer's gradient would not be exact; an empty string if it is exact."""
     weight, bias = layer.weight.tensor, None if layer.bias is None else layer.bias.tensor
     if type(optimizer) is not SGD:
         return f"{type(optimizer).__name__} is not linear in the gradient"

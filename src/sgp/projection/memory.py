@@ -333,7 +333,7 @@ class GradientMemory:
             distributed: Whether other processes take part.
 
         Returns:
-            A report of the bases of each layer, the energy that they capture, and the cost. It prints itself.
+            A report of the bases of each layer, the energy that they capture, and the cost. ``print`` shows a table.
 
         Raises:
             ValueError: The model is sharded and ``distributed`` is False; or an argument or a batch is invalid.
@@ -397,7 +397,7 @@ class GradientMemory:
 
         Args:
             samples: As in :meth:`update`; each layer must have a number.
-            batch: Batch as for :meth:`update`. It shows how many rows a sample has in each layer (positions of a
+            batch: Batch as in :meth:`update`. It shows how many rows a sample has in each layer (positions of a
                 sequence, patches of an image), which layers share bases, and how long a forward pass takes. Without it
                 one row per sample is counted, and forward passes are not.
             forward: As in :meth:`update`.
@@ -405,7 +405,7 @@ class GradientMemory:
             budget: As in :meth:`update`.
 
         Returns:
-            The estimate, which prints itself as a table.
+            The estimate; ``print`` shows it as a table.
 
         Raises:
             ValueError: A layer has no number of samples.
@@ -419,7 +419,7 @@ class GradientMemory:
 
     @torch.no_grad()
     def project(self, change: Tensor, layer: str, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the projection of a change of a layer's weight, for users who edit weights themselves.
+        """Project a change of a layer's weight, for weights that are edited without an optimizer.
 
         The change is projected as a step is, for every input of the weight: if the weight is tied between embedding and
         output layer, from both sides; ``in_proj_weight`` of ``nn.MultiheadAttention`` for query, key and value.
@@ -430,7 +430,7 @@ class GradientMemory:
             bias: Change of the layer's whole bias, if it is protected with the weight.
 
         Returns:
-            The projected change, in the layout of ``change``; with ``bias`` both.
+            The projected change, in the layout of ``change``; with ``bias``, the projected changes of weight and bias.
         """
         members = self._find_layers_of_weight(layer)
         protected_bias = next((member.bias for member in members if member.bias is not None), None)
@@ -449,14 +449,14 @@ class GradientMemory:
 
     @contextmanager
     def edit_weights(self, *, exclude: Sequence[str] = ()) -> Iterator[None]:
-        """Edit protected weights by hand in the body, with changes that went through :meth:`project` for instance.
+        """Allow edits of protected weights inside the context, for example by changes from :meth:`project`.
 
-        At its end the weights are recorded as those of the last update: :meth:`check` compares with them, and the next
-        update accepts them.
+        When the context ends, the weights are recorded as those of the last update: :meth:`check` compares with them,
+        and the next update accepts them.
 
         Args:
-            exclude: Further patterns on names of modules and parameters that are left free from here on. Bases of their
-                layers are dropped.
+            exclude: Additional patterns on names of modules and parameters, which are free from now on. The bases of
+                their layers are dropped.
 
         Raises:
             RuntimeError: A protected weight was trained by an optimizer that is not attached.
@@ -487,10 +487,10 @@ class GradientMemory:
         update.
 
         Args:
-            importances: Importances in [0, 1] of all bases of some layers, by layer. [groups, k]
+            importances: Importances in [0, 1] of all bases of a layer, [groups, k], by the layer's name.
 
         Raises:
-            ValueError: Importances have another shape than those of their layer.
+            ValueError: The shape of some importances is not that of their layer's.
         """
         for name, importance in importances.items():
             layer = self._protected.layers[name]
@@ -507,7 +507,7 @@ class GradientMemory:
         return measure_capacity(self._protected)
 
     def summary(self) -> Summary:
-        """Return a table of the protected layers and of all other parameters with the reasons. It prints itself."""
+        """Return a printable table of the protected layers, and of all other parameters with the reasons."""
         return Summary(self.capacity(), self.tasks)
 
     def check(
@@ -523,13 +523,13 @@ class GradientMemory:
         If the model is sharded, every process calls this, each with its own batch.
 
         Args:
-            batch: Batch as for :meth:`update`.
+            batch: Batch as in :meth:`update`.
             forward: As in :meth:`update`.
             mask: As in :meth:`update`. The outputs of the model are compared at all positions.
             reference: A ``state_dict`` of the model to compare with, instead of the weights as of the last update.
 
         Returns:
-            Leak and drift of the model and of each layer, which print themselves as a table.
+            Leak and drift of the model and of each layer; ``print`` shows them as a table.
 
         Raises:
             RuntimeError: There was no update, or the weights as of the last update are not available.
@@ -563,8 +563,8 @@ class GradientMemory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a :meth:`state_dict`.
 
-        A state that has other settings than this memory, or does not fit the model, is a ``ValueError`` that names the
-        difference; nothing has changed then.
+        If the state has other settings than this memory or does not fit the model, a ``ValueError`` names the
+        difference, and the memory is unchanged.
         """
         protected = self._protected
         protected.check_not_temporary("load_state_dict() would project the pending change with other bases")
@@ -624,12 +624,12 @@ class GradientMemory:
 
     @property
     def _gram(self) -> GramChoice:
-        """The setting ``gram``, or float64 where another rule of growth may look at whole spectra."""
+        """The setting ``gram``, or float64 if bases grow by another rule, which may need whole spectra."""
         needs_spectra = type(self).grow_bases is not GradientMemory.grow_bases or not self.numerics.orthogonalise
         return "float64" if needs_spectra else self.gram
 
     def _check_attached(self) -> None:
-        # After training without projection an update could not keep the promise of protection.
+        # After training without projection, an update could not guarantee that older tasks were protected.
         for parameter in self._protected.scan.parameters.values():
             if not parameter.is_stepped and parameter.has_changed() and not self._has_only_grown(parameter):
                 raise RuntimeError(
@@ -653,7 +653,7 @@ class GradientMemory:
         return frozenset(protected | {name for name in scan.frozen if scan.parameters[name].tensor.requires_grad})
 
     def _find_layers_of_weight(self, layer: str) -> list[ProtectedLayer]:
-        """Return all layers of a weight, by the name of one of its layers or modules.
+        """Return all layers that share a weight, given the name of one of its layers or modules.
 
         Raises:
             ValueError: The name has no protected weight, or several.
@@ -709,7 +709,7 @@ class GradientMemory:
             )
 
     def _scan_for(self, saved: Sequence[Mapping[str, Any]]) -> Scan:
-        """Return the sorted parameters of the model, whose layers have the saved subspaces.
+        """Scan the model, and return the scan with the saved subspaces in its layers.
 
         Raises:
             ValueError: The subspaces do not fit the model.
@@ -732,7 +732,7 @@ class GradientMemory:
 
 
 def _unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model inside compiled and data-parallel wrappers, which has the names, hooks and weights."""
+    """Return the model inside wrappers of torch.compile and DistributedDataParallel."""
     inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
     return _unwrap_model(inside) if isinstance(inside, nn.Module) else model
 

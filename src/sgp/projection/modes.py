@@ -44,7 +44,7 @@ class ProjectionMode:
         """Project the change of all steps since the last projection."""
 
     def discard(self) -> None:
-        """Discard the change that is still to be projected."""
+        """Discard the pending change."""
 
     @contextmanager
     def projected(self) -> Iterator[None]:
@@ -81,9 +81,10 @@ class StepMode(ProjectionMode):
 
     Args:
         layers: Layers to project.
-        stepped: Identities of the optimizer's parameters. A bias of another optimizer changes with its weight too.
-        accumulates: Whether the changes of several steps are projected together. If not, a change that is pending at
-            the next step is discarded, since its step has failed.
+        stepped: Identities of the optimizer's parameters. The projection of a weight also changes a bias that belongs
+            to another optimizer.
+        accumulates: Whether the changes of several steps are projected together. If not, a change that is still pending
+            at the next step is discarded, since its own step has failed.
     """
 
     def __init__(self, layers: Sequence[ProtectedLayer], stepped: Container[int], *, accumulates: bool) -> None:
@@ -207,7 +208,7 @@ def project_gradients(layers: Iterable[ProtectedLayer]) -> None:
 
 
 def project_momentum(layer: ProtectedLayer, buffers: Sequence[Tensor | None], *, tolerance: float) -> list[Tensor]:
-    """Project momentum buffers of a layer's weight and bias, unless that was done before.
+    """Project the momentum buffers of a layer's weight and bias, unless they are projected already.
 
     Args:
         layer: Protected layer.
@@ -215,7 +216,7 @@ def project_momentum(layer: ProtectedLayer, buffers: Sequence[Tensor | None], *,
         tolerance: Share along blocked directions up to which buffers count as projected.
 
     Returns:
-        The buffers, with zeros for a missing one: a joint change has both parts.
+        The buffers, with zeros for a missing one, since weight and bias are projected together.
     """
     tensors = [parameter.tensor for parameter in layer.parameters]
     whole = [torch.zeros_like(t) if b is None else b for b, t in zip(buffers, tensors, strict=True)]
@@ -226,14 +227,14 @@ def project_momentum(layer: ProtectedLayer, buffers: Sequence[Tensor | None], *,
 
 
 def _ensure_gradient(parameter: nn.Parameter) -> Tensor:
-    """Return the local part of a gradient; zeros if there is none, since a joint change has both parts."""
+    """Return the local part of a gradient; zeros if there is none, since weight and bias are projected together."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return get_local(parameter.grad)
 
 
 def _restore_blocked_tokens(layer: ProtectedLayer) -> None:
-    """Restore the vectors of fully blocked tokens to the bit: subtracting their change would leave its rounding."""
+    """Restore the vectors of fully blocked tokens exactly: subtracting their change would leave a rounding error."""
     projector, kept = layer.get_projector(), layer.weight.kept
     assert projector is not None
     assert isinstance(projector[1], TokenSubspace)

@@ -1,4 +1,4 @@
-"""The form of a memory's state, which is checked before anything of the state is used."""
+"""Validation of a memory's state before any of it is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Check = Callable[[Any], bool]
 def check_state(state: Mapping[str, Any]) -> None:
     """Raise an error if a state does not have the form of a memory's ``state_dict``.
 
-    Whether its values fit the model is checked where they are loaded.
+    Whether the values fit the model is checked when they are loaded.
 
     Raises:
         ValueError: An entry is missing or has another form; the message names it.
@@ -59,7 +59,7 @@ def _is_dict_of(has_form: Check) -> Check:
 
 
 def _has_settings(value: Any) -> bool:
-    """Return whether a value has the settings of a memory; newer ones may be missing in files of older versions."""
+    """Return whether a value has the settings of a memory; files of older versions may lack newer settings."""
     names = {field.name for field in fields(Numerics)}
     forms: dict[str, Check] = {
         "threshold": lambda v: _is_dict_of(_is_threshold)(v) if isinstance(v, Mapping) else _is_threshold(v),
@@ -77,7 +77,7 @@ def _has_settings(value: Any) -> bool:
 
 
 def _has_bases(value: Any) -> bool:
-    """Return whether a value has the names of layers, and the bases that they share."""
+    """Return whether a value has the names of some layers and the bases that these share."""
     if not isinstance(value, Mapping) or not _is_list_of(_is_text)(value.get("layers")):
         return False
     shapes = {name: each.dim() for name, each in value.items() if isinstance(each, Tensor)}
@@ -90,7 +90,7 @@ def _has_bases(value: Any) -> bool:
 
 
 def _is_fingerprint(value: Any) -> bool:
-    """Return whether a value is a type of torch and a number."""
+    """Return whether a value is the name of a torch dtype followed by an integer."""
     words = re.fullmatch(r"(\w+) -?\d{1,20}", value) if isinstance(value, str) else None
     return words is not None and isinstance(getattr(torch, words[1], None), torch.dtype)
 

@@ -1,9 +1,9 @@
-"""Parameters of which each process has some rows (``fully_shard``, FSDP2), and the projections of their shards.
+"""Parameters that are sharded by rows (``fully_shard``, FSDP2), and the projection of their shards.
 
 A projection acts on the input dimension of a weight. Where another dimension is sharded (linear layers, convolutions),
-each process projects its own rows without communication. The rows of an embedding are its inputs, and each is scaled
-by itself. Only where shards of several processes enter one product (GPT-2's Conv1D, grouped convolutions, a bias that
-is sharded at other rows than its weight) the change of the whole layer is gathered.
+each process projects its own rows without communication. The rows of an embedding are its inputs, and each row is
+scaled independently. The change of the whole layer is gathered only where shards of several processes enter one product
+(GPT-2's Conv1D, grouped convolutions, a bias that is sharded at other rows than its weight).
 
 This module does not import DTensor or FSDP: a tensor can be a DTensor, and a model sharded, only where these are
 imported already.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalRows:
-    """The rows of a sharded parameter that this process has.
+    """Rows of a sharded parameter that this process has.
 
     Attributes:
         start: First row.
@@ -46,7 +46,7 @@ class LocalRows:
     mesh_dims: tuple[int, ...]
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes that have rows of the parameter. The tensor may be overwritten."""
+        """Return the sum of a tensor over all processes that have rows of the parameter. May overwrite the tensor."""
         sent = tensor.to(self.mesh.device_type)
         for dimension in self.mesh_dims:
             dist.all_reduce(sent, group=self.mesh.get_group(dimension))
@@ -54,13 +54,13 @@ class LocalRows:
 
 
 def as_dtensor(tensor: Tensor) -> DTensor | None:
-    """Return a tensor that is distributed over processes; None for any other tensor."""
+    """Return a tensor as a DTensor if it is one; otherwise None."""
     module = sys.modules.get("torch.distributed.tensor")
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 def get_local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process has: a detached view."""
+    """Return a detached view of the part of a tensor that this process has."""
     distributed = as_dtensor(tensor)
     if distributed is None:
         return tensor.detach()
@@ -69,15 +69,15 @@ def get_local(tensor: Tensor) -> Tensor:
 
 
 def gather_whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor, gathered if it is distributed; every process must call this."""
+    """Return the whole tensor, gathered if it is distributed. Every process must call this."""
     distributed = as_dtensor(tensor)
     return tensor.detach() if distributed is None else distributed.full_tensor().detach()
 
 
 def gather_shards(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return the whole of a tensor of which each process has the same shard as of a parameter.
+    """Gather a tensor whose local part on each process is sharded like a distributed parameter.
 
-    Every process must call this, with a parameter that is distributed.
+    Every process must call this.
     """
     like = as_dtensor(parameter)
     assert like is not None
@@ -117,16 +117,16 @@ def find_local_rows(parameter: Tensor) -> LocalRows | None:
 
 
 def check_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor | None = None) -> None:
-    """Raise if a parameter is sharded in a way that steps cannot project.
+    """Raise if a parameter is sharded in a way in which its steps cannot be projected.
 
     Args:
         name: Name of the parameter.
         parameter: The parameter.
         by_fsdp: Whether ``fully_shard`` was called on a module of the model.
-        weight: Weight of the layer whose bias the parameter is; None if it is no bias.
+        weight: Weight of the layer that has the parameter as its bias; None if the parameter is not a bias.
 
     Raises:
-        TypeError: The parameter is sharded in such a way.
+        TypeError: The sharding of the parameter is not supported.
     """
     if getattr(parameter, "_fsdp_flattened", False):
         raise TypeError(
@@ -156,7 +156,7 @@ def check_layout(name: str, parameter: Tensor, *, by_fsdp: bool, weight: Tensor 
 
 
 def has_same_layout(tensor: Tensor, parameter: Tensor) -> bool:
-    """Return whether two tensors have the same mesh and placements, or both are plain."""
+    """Return whether two tensors have the same mesh and placements, or both are plain tensors."""
     return _layout(tensor) == _layout(parameter)
 
 
@@ -172,7 +172,7 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def reshard(units: Iterable[nn.Module]) -> None:
-    """Replace gathered parameters by their shards; after a forward pass the outermost module would keep them."""
+    """Replace gathered parameters by their shards. The outermost module keeps them gathered after a forward pass."""
     for unit in units:
         unit.reshard()  # type: ignore[operator]
 
@@ -184,10 +184,10 @@ def cut_to_shard(
 
     Args:
         block: Block of the whole weight.
-        bases: Subspace of all of its inputs.
+        bases: Subspace of all inputs of the block.
         weight: Shape of the whole weight.
         rows: Rows of the weight that the process has.
-        bias: Shape of the whole bias, which is sharded like the weight; None if no bias is protected with it.
+        bias: Shape of the whole bias, which is sharded like the weight; None if no bias is protected with the weight.
 
     Returns:
         The block within the shard and its bases; None if shards of several processes enter one product.
