@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sgp
-from sgp.experiments.config import Config, configure
+from sgp.experiments.config import configure
 
 TASKS, QUICK = 100, 30
 WIDTH, CLASSES, BATCHES, BATCH = 64, 4, 8, 32
@@ -116,7 +116,6 @@ def learn_in_trainer(folder: Path, tasks: int, seed: int) -> tuple[Usage, Usage]
             usages.append(measure_usage())
 
     config = configure("digits", "sgp", tasks=tasks, epochs=1, seed=seed, threads=1)
-    assert isinstance(config, Config)
     run_config(folder, config, observe)
     first, last = usages
     return first, last

@@ -38,7 +38,7 @@ def write_additions(seed: int) -> Tensor:
 
 
 ENGLISH = encode(" ".join("".join(topics.values()).split())[:400_000])
-HELD_OUT = {"English": ENGLISH[-64:], "additions": write_additions(seed=1)[:64]}
+HELD_OUT = {"English": ENGLISH[:64], "additions": write_additions(seed=3)[:64]}
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def train(
 
 def pretrain() -> nn.Module:
     """Return a model that is trained on English."""
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
     train(model, ENGLISH[:-64], PRETRAINING, lr=3e-3)
@@ -82,8 +82,8 @@ def fine_tune(model: nn.Module, protect: bool) -> list[list[float]]:
     if protect:
         memory = sgp.GradientMemory(model, threshold=0.95, alpha=10)
         memory.update(sgp.calibrate(model, tokenizer, texts=64, length=LENGTH))
-    torch.manual_seed(1)
-    return train(model, write_additions(seed=0), STEPS, lr=1e-3, memory=memory)
+    torch.manual_seed(3)
+    return train(model, write_additions(seed=2), STEPS, lr=1e-3, memory=memory)
 
 
 if __name__ == "__main__":

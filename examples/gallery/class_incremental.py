@@ -22,7 +22,7 @@ TASKS, EPOCHS = ([0, 1, 2, 3], [4, 5, 6], [7, 8, 9]), 10
 def load(test: bool) -> tuple[Tensor, Tensor]:
     """Return images [n, 64] and their digits; every fifth image is for testing."""
     pixels, digits = load_digits(return_X_y=True)
-    chosen = (torch.arange(len(digits)) % 5 == 0) == test
+    chosen = (torch.arange(len(digits)) % 5 == 1) == test
     return torch.from_numpy(pixels / 8 - 1).float()[chosen], torch.from_numpy(digits)[chosen]
 
 
@@ -36,7 +36,7 @@ def test(model: nn.Module) -> list[float]:
 
 def learn(protect: bool) -> list[list[float]]:
     """Learn all tasks, and return the accuracies before and after each epoch."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     memory = sgp.GradientMemory(model, threshold=0.95, alpha=10)

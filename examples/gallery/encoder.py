@@ -23,8 +23,8 @@ import sgp
 from examples.gallery.figure import draw
 
 EPOCHS = 3
-# A pattern, words for its first gap by class, and words for its second gap. The last three words of each class and the
-# last four words for the second gap are for testing.
+# A pattern, words for its first gap by class, and words for its second gap. The first three words of each class and the
+# first four words for the second gap are for testing.
 TASKS = {
     "topic": (
         "the {} was {}",
@@ -65,8 +65,8 @@ class Classifier(nn.Module):
 def write_sentences(task: str, test: bool) -> tuple[list[str], Tensor]:
     """Return the sentences of a task and their classes."""
     pattern, classes, others = TASKS[task]
-    part = slice(-3, None) if test else slice(-3)
-    second = others.split()[4:] if test else others.split()[:4]
+    part = slice(3) if test else slice(3, None)
+    second = others.split()[:4] if test else others.split()[4:]
     rows = [(label, word) for label, words in enumerate(classes.split(", ")) for word in words.split()[part]]
     texts = [(pattern.format(word, other), label) for (label, word), other in product(rows, second)]
     return [text for text, _ in texts], torch.tensor([label for _, label in texts])
@@ -86,7 +86,7 @@ def test(model: nn.Module) -> list[float]:
 
 def learn(protect: bool) -> list[list[float]]:
     """Learn all tasks, and return the accuracies before and after each epoch."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = Classifier()
     parts = [{"params": model.encoder.parameters()}, {"params": model.heads.parameters(), "lr": 1e-2}]
     optimizer = torch.optim.AdamW(parts, lr=3e-4)

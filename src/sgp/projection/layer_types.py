@@ -294,7 +294,8 @@ class ConvType(LayerType):
 
     def get_sharing_key(self, module: nn.Module) -> Hashable:
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        return module.kernel_size, module.stride, module.padding, module.dilation, module.groups, module.padding_mode
+        sizes = module.kernel_size, module.stride, module.padding, module.dilation
+        return *map(tuple, sizes), module.groups, module.padding_mode  # subclasses may have lists
 
     def apply_mask(self, input: Tensor, mask: Tensor) -> Tensor:
         # Dimension 1 has the channels, and a patch covers several positions.
