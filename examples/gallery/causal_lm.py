@@ -72,7 +72,7 @@ def pretrain() -> nn.Module:
     torch.manual_seed(2)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
-    train(model, ENGLISH[:-64], PRETRAINING, lr=3e-3)
+    train(model, ENGLISH[64:], PRETRAINING, lr=3e-3)
     return model
 
 
