@@ -101,7 +101,7 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
     return {"files": sum(sum(each.values()) for each in counts.values()), **counts, "faults": faults}
 
 
-def read_memories(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
+def read_memories(folder: Path, generator: random.Random, proof: Proof) -> Iterator[Outcome]:
     """Damage the files of two memories repeatedly, and load each with `load` and with `from_file`."""
     path = folder / "memory.safetensors"
     models: list[tuple[nn.Module, Any]] = [(network(), inputs(0)), (Texts(), torch.arange(60).view(12, 5) % 20)]
@@ -112,16 +112,16 @@ def read_memories(folder: Path, chance: random.Random, proof: Proof) -> Iterator
         memory.save(path)
         memories.append((memory, path.read_bytes(), storage.read(path), storage.digest(memory.state_dict())))
     while True:
-        memory, whole, state, digest = chance.choice(memories)
-        kind = chance.choice(("bytes", "header", "value", "value", "value", "pickle"))
+        memory, whole, state, digest = generator.choice(memories)
+        kind = generator.choice(("bytes", "header", "value", "value", "value", "pickle"))
         if kind == "bytes":
-            path.write_bytes(mutate_bytes(whole, chance))
+            path.write_bytes(mutate_bytes(whole, generator))
         elif kind == "header":
             size = 8 + int.from_bytes(whole[:8], "little")
-            header = mutate_json(whole[8:size], chance)
+            header = mutate_json(whole[8:size], generator)
             path.write_bytes(len(header).to_bytes(8, "little") + header + whole[size:])
         elif kind == "value":  # with a digest that fits, as another program would write it
-            write_state(path, mutate_value(state, chance))
+            write_state(path, mutate_value(state, generator))
         else:
             path.write_bytes(pickle.dumps(proof))
         yield _load(memory, path, kind, digest)
@@ -162,23 +162,23 @@ def write_state(path: Path, state: Any) -> None:
         path.write_bytes(b"")
 
 
-def read_configs(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
+def read_configs(folder: Path, generator: random.Random, proof: Proof) -> Iterator[Outcome]:
     """Damage config files repeatedly, and read each as the config of a run and of a sweep."""
     path = folder / "config.yaml"
     methods = list(METHODS)
     grid = {"benchmark": "digits", "method": ["sgp", "gpm"], "seed": [0, 1], "lr": [0.1, 0.01]}
     while True:
-        values: Any = configure("digits", chance.choice(methods)).flat()
-        if chance.random() < 0.3:
+        values: Any = configure("digits", generator.choice(methods)).flat()
+        if generator.random() < 0.3:
             values = grid
         text = yaml.safe_dump(values, sort_keys=False).encode()
-        kind = chance.choice(("bytes", "lines", "value", "value", "value", "tag"))
+        kind = generator.choice(("bytes", "lines", "value", "value", "value", "tag"))
         if kind == "value":
-            text = yaml.safe_dump(mutate_value(values, chance), sort_keys=False).encode()
+            text = yaml.safe_dump(mutate_value(values, generator), sort_keys=False).encode()
         elif kind == "tag":
-            text = chance.choice(TAGS).format(path=proof.path).encode()
+            text = generator.choice(TAGS).format(path=proof.path).encode()
         else:
-            text = (mutate_bytes if kind == "bytes" else mutate_lines)(text, chance)
+            text = (mutate_bytes if kind == "bytes" else mutate_lines)(text, generator)
         path.write_bytes(text)
         planned = call(["sweep", str(path), "--plan"])
         yield planned if planned.fault else _parse(path, kind)
@@ -195,15 +195,15 @@ def _parse(path: Path, damage: str) -> Outcome:
     return Outcome(damage, True)
 
 
-def read_folders(folder: Path, chance: random.Random, proof: Proof) -> Iterator[Outcome]:
+def read_folders(folder: Path, generator: random.Random, proof: Proof) -> Iterator[Outcome]:
     """Damage a file of a run's folder repeatedly, and show, resume and report the run."""
     wholes = list(_make_runs(folder))
     path = folder / "run"
     for number in count():
         shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(chance.choice(wholes), path)
-        file = chance.choice(sorted(file for file in path.rglob("*") if file.is_file()))
-        damage = f"{file.relative_to(path)}: {_damage_file(file, chance, proof)}"
+        shutil.copytree(generator.choice(wholes), path)
+        file = generator.choice(sorted(file for file in path.rglob("*") if file.is_file()))
+        damage = f"{file.relative_to(path)}: {_damage_file(file, generator, proof)}"
         commands = [["show", str(path)], ["run", str(path), "--resume"]]
         if number % REPORTS == 0:
             commands.append(["report", str(path), "--out", str(folder / "report")])
@@ -212,20 +212,22 @@ def read_folders(folder: Path, chance: random.Random, proof: Proof) -> Iterator[
         yield Outcome(damage, all(outcome.is_accepted for outcome in outcomes), "; ".join(faults))
 
 
-def _damage_file(file: Path, chance: random.Random, proof: Proof) -> str:
+def _damage_file(file: Path, generator: random.Random, proof: Proof) -> str:
     """Damage a file, and return the kind of damage."""
     data = file.read_bytes()
     kinds = ["bytes", "lines", "remove", "pickle", "folder"]
     kinds += ["value"] * 6 if file.suffix in (".json", ".jsonl", ".yaml", ".safetensors") else []
-    kind = chance.choice(kinds)
+    kind = generator.choice(kinds)
     if kind == "value" and file.suffix == ".safetensors":
-        write_state(file, mutate_value(storage.read(file), chance))
+        write_state(file, mutate_value(storage.read(file), generator))
     elif kind == "value" and file.suffix == ".yaml":
-        file.write_text(yaml.safe_dump(mutate_value(yaml.safe_load(data), chance), sort_keys=False), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump(mutate_value(yaml.safe_load(data), generator), sort_keys=False), encoding="utf-8"
+        )
     elif kind == "value":
-        file.write_bytes(mutate_json(data, chance))
+        file.write_bytes(mutate_json(data, generator))
     elif kind in ("bytes", "lines"):
-        file.write_bytes((mutate_bytes if kind == "bytes" else mutate_lines)(data, chance))
+        file.write_bytes((mutate_bytes if kind == "bytes" else mutate_lines)(data, generator))
     elif kind == "pickle":
         file.write_bytes(pickle.dumps(proof))
     else:

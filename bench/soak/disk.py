@@ -39,11 +39,11 @@ def run(folder: Path, *, quick: bool, seed: int) -> dict[str, Any]:
         Figures of the campaign.
     """
     share = QUICK_SHARE if quick else 1
-    chance = random.Random(seed)
+    generator = random.Random(seed)
     faults: list[str] = []
     with make_disk(folder / "disk") as (kind, limit):
-        saves = fill_while_saving(folder / "disk", limit, SAVES // share, chance, faults)
-        runs = fill_while_running(folder, limit, RUNS // share, chance, faults)
+        saves = fill_while_saving(folder / "disk", limit, SAVES // share, generator, faults)
+        runs = fill_while_running(folder, limit, RUNS // share, generator, faults)
     return {"disk": kind, "memories": saves, "runs": runs, "faults": faults}
 
 
@@ -85,14 +85,16 @@ def _limit_files(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def fill_while_saving(disk: Path, limit: Limit, saves: int, chance: random.Random, faults: list[str]) -> dict[str, int]:
+def fill_while_saving(
+    disk: Path, limit: Limit, saves: int, generator: random.Random, faults: list[str]
+) -> dict[str, int]:
     """Save a memory with random free space, and check that a failure leaves the old file and no other.
 
     Args:
         disk: Folder on the disk.
         limit: Function that limits the free space.
         saves: Number of saves.
-        chance: Random numbers that draw the free space.
+        generator: Random numbers that draw the free space.
         faults: List to which faults are appended.
 
     Returns:
@@ -106,7 +108,7 @@ def fill_while_saving(disk: Path, limit: Limit, saves: int, chance: random.Rando
     for number in range(saves):
         old = path.read_bytes()
         memory.update([inputs(number + 1)], allow_unattached=True)
-        with limit(chance.randrange(2 * len(old))):
+        with limit(generator.randrange(2 * len(old))):
             try:
                 memory.save(path)
             except OSError as error:
@@ -124,7 +126,7 @@ def fill_while_saving(disk: Path, limit: Limit, saves: int, chance: random.Rando
 
 
 def fill_while_running(
-    folder: Path, limit: Limit, runs: int, chance: random.Random, faults: list[str]
+    folder: Path, limit: Limit, runs: int, generator: random.Random, faults: list[str]
 ) -> dict[str, int]:
     """Run with little free space, resume with more each time, and compare with an undisturbed run.
 
@@ -132,7 +134,7 @@ def fill_while_running(
         folder: Folder of the undisturbed run, with a folder ``disk``.
         limit: Function that limits the free space.
         runs: Number of runs.
-        chance: Random numbers that draw the free space.
+        generator: Random numbers that draw the free space.
         faults: List to which faults are appended.
 
     Returns:
@@ -145,7 +147,7 @@ def fill_while_running(
     for number in range(runs):
         path = folder / "disk" / f"run{number}"
         again = [*RUN, "--out", str(path.parent), "--name", path.name, "--resume"]
-        for room in sorted(chance.randrange(2 * size) for _ in range(3)):
+        for room in sorted(generator.randrange(2 * size) for _ in range(3)):
             with limit(room):
                 outcome = call(again)
             failures += not outcome.is_accepted

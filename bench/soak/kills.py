@@ -82,14 +82,14 @@ def list_kinds() -> list[Kind]:
     return kinds
 
 
-def kill_and_compare(folder: Path, kind: Kind, kills: int, chance: random.Random) -> int:
+def kill_and_compare(folder: Path, kind: Kind, kills: int, generator: random.Random) -> int:
     """Kill a run at random moments, resume it after each kill, and compare it with a run that was never killed.
 
     Args:
         folder: Folder of both runs, which are removed if they are identical.
         kind: Kind of the run.
         kills: Number of kills.
-        chance: Random numbers that draw the moments.
+        generator: Random numbers that draw the moments.
 
     Returns:
         Number of kills.
@@ -98,8 +98,8 @@ def kill_and_compare(folder: Path, kind: Kind, kills: int, chance: random.Random
     assert run_command(command(whole, *kind.arguments)) == 0, "the run failed without a kill"
     again, total, count = [*command(killed, *kind.arguments), "--resume"], lines(whole), 0
     # In order, since a run never returns to an earlier moment.
-    for wanted in sorted(chance.randrange(total - 1) for _ in range(kills)):
-        status = Child(run_until_killed, wanted, chance.randint(1, 4), str(killed), again).end()
+    for wanted in sorted(generator.randrange(total - 1) for _ in range(kills)):
+        status = Child(run_until_killed, wanted, generator.randint(1, 4), str(killed), again).end()
         assert status == -signal.SIGKILL, f"the run ended with exit code {status} after {count} kills"
         count += 1
     assert run_command(again) == 0, f"the run does not resume after {count} kills"

@@ -18,55 +18,55 @@ JUNK: tuple[Any, ...] = (
 )
 
 
-def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
+def mutate_bytes(data: bytes, generator: random.Random) -> bytes:
     """Return damaged bytes: flipped bits, or a part that is missing, repeated, zero or random."""
-    start = chance.randrange(len(data) + 1)
-    end = min(len(data), start + chance.choice((1, 8, 100, len(data))))
+    start = generator.randrange(len(data) + 1)
+    end = min(len(data), start + generator.choice((1, 8, 100, len(data))))
     part = data[start:end]
     kinds: tuple[Callable[[], bytes], ...] = (
         lambda: data[:start],
         lambda: data[:start] + data[end:],
         lambda: data[:end] + part + data[end:],
         lambda: data[:start] + bytes(len(part)) + data[end:],
-        lambda: data[:start] + chance.randbytes(len(part)) + data[end:],
-        lambda: data[:start] + bytes(byte ^ (1 << chance.randrange(8)) for byte in part[:1]) + data[start + 1 :],
+        lambda: data[:start] + generator.randbytes(len(part)) + data[end:],
+        lambda: data[:start] + bytes(byte ^ (1 << generator.randrange(8)) for byte in part[:1]) + data[start + 1 :],
         lambda: b"",
     )
-    return chance.choice(kinds)()
+    return generator.choice(kinds)()
 
 
-def mutate_lines(data: bytes, chance: random.Random) -> bytes:
+def mutate_lines(data: bytes, generator: random.Random) -> bytes:
     """Return a text with a line that is missing, repeated, moved or cut."""
     lines = data.splitlines(keepends=True) or [b"\n"]
-    position = chance.randrange(len(lines))
-    kind = chance.choice(("remove", "repeat", "move", "cut"))
+    position = generator.randrange(len(lines))
+    kind = generator.choice(("remove", "repeat", "move", "cut"))
     if kind == "cut":
-        lines[position] = lines[position][: chance.randrange(len(lines[position]))]
+        lines[position] = lines[position][: generator.randrange(len(lines[position]))]
     elif kind == "repeat":
-        lines.insert(chance.randrange(len(lines)), lines[position])
+        lines.insert(generator.randrange(len(lines)), lines[position])
     else:
         line = lines.pop(position)
         if kind == "move":
-            lines.insert(chance.randrange(len(lines) + 1), line)
+            lines.insert(generator.randrange(len(lines) + 1), line)
     return b"".join(lines)
 
 
-def mutate_value(value: Any, chance: random.Random) -> Any:
+def mutate_value(value: Any, generator: random.Random) -> Any:
     """Return a copy of nested dicts and lists with one change at a random place."""
     value = copy.deepcopy(value)
     places = list(_list_places(value))
     if not places:
-        return chance.choice(JUNK)
-    container, key = chance.choice(places)
+        return generator.choice(JUNK)
+    container, key = generator.choice(places)
     item = container[key]
     if isinstance(item, Tensor):
-        container[key] = _mutate_tensor(item, chance)
+        container[key] = _mutate_tensor(item, generator)
         return value
-    kind = chance.choice(("replace", "replace", "remove", "swap", "rename"))
+    kind = generator.choice(("replace", "replace", "remove", "swap", "rename"))
     if kind == "replace":
-        container[key] = copy.deepcopy(chance.choice(JUNK))
+        container[key] = copy.deepcopy(generator.choice(JUNK))
     elif kind == "swap":
-        other, name = chance.choice(places)
+        other, name = generator.choice(places)
         container[key] = copy.deepcopy(other[name])
     else:
         del container[key]
@@ -75,15 +75,15 @@ def mutate_value(value: Any, chance: random.Random) -> Any:
     return value
 
 
-def mutate_json(data: bytes, chance: random.Random) -> bytes:
+def mutate_json(data: bytes, generator: random.Random) -> bytes:
     """Return JSON with one change at a random place; of JSON lines, one line changes."""
     lines = data.splitlines(keepends=True)
-    position = chance.randrange(len(lines))
+    position = generator.randrange(len(lines))
     try:
-        lines[position] = json.dumps(mutate_value(json.loads(lines[position]), chance)).encode() + b"\n"
+        lines[position] = json.dumps(mutate_value(json.loads(lines[position]), generator)).encode() + b"\n"
         return b"".join(lines)
     except ValueError:  # a single value over several lines
-        return json.dumps(mutate_value(json.loads(data), chance), indent=2).encode()
+        return json.dumps(mutate_value(json.loads(data), generator), indent=2).encode()
 
 
 def _list_places(value: Any) -> list[tuple[Any, Any]]:
@@ -94,7 +94,7 @@ def _list_places(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _mutate_tensor(tensor: Tensor, chance: random.Random) -> Any:
+def _mutate_tensor(tensor: Tensor, generator: random.Random) -> Any:
     kinds: tuple[Callable[[], Any], ...] = (
         lambda: tensor.flatten(),
         lambda: tensor[:-1] if tensor.dim() and len(tensor) else tensor.reshape(1),
@@ -104,6 +104,6 @@ def _mutate_tensor(tensor: Tensor, chance: random.Random) -> Any:
         lambda: tensor.double() if tensor.is_floating_point() else tensor.float(),
         lambda: tensor.to(torch.int64),
         lambda: tensor.bool(),
-        lambda: chance.choice(JUNK),
+        lambda: generator.choice(JUNK),
     )
-    return chance.choice(kinds)()
+    return generator.choice(kinds)()
